@@ -1,0 +1,39 @@
+"""metreg registers medical images with a learned, spatially varying metric."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from metreg.checks import MetregError as MetregError
+    from metreg.config import Settings as Settings
+    from metreg.config import make_settings as make_settings
+    from metreg.data.transforms import read_transform as read_transform
+    from metreg.grid import Grid as Grid
+    from metreg.pipeline import register as register
+    from metreg.results import Result as Result
+    from metreg.results import read_momentum as read_momentum
+
+# in the order in which data walks through the house; loaded when first asked for, so that `import metreg` is quick
+_HOMES = {
+    "MetregError": "checks",
+    "Settings": "config",
+    "make_settings": "config",
+    "Grid": "grid",
+    "read_transform": "data.transforms",
+    "Result": "results",
+    "read_momentum": "results",
+    "register": "pipeline",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'metreg' has no attribute '{name}'")
+    return getattr(import_module(f"metreg.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOMES)

@@ -1,0 +1,45 @@
+"""Apply a transform file to an image, to labels or to points."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from metreg.checks import MetregError
+from metreg.data.io import Frame, read_image, read_labels, read_points, read_reference, write_image, write_points
+from metreg.data.transforms import Transform, read_transform
+from metreg.data.whole import check_output, whole_file
+from metreg.results import read_momentum
+
+
+def apply_to_image(
+    transform: Path, image: Path, reference: Path, out: Path, *, labels: bool = False, overwrite: bool = False
+) -> None:
+    """The image on the grid of the reference, as a NIfTI file."""
+    if not out.name.endswith((".nii", ".nii.gz")):
+        raise MetregError(f"output: wanted a name ending in .nii or .nii.gz, got {out}")
+    check_output(out, overwrite=overwrite, folder=False)
+    moving = read_labels(image) if labels else read_image(image)
+    fixed = read_reference(reference)
+    there = load_transform(transform)
+    file_dim = 3 if fixed.plane is not None and moving.plane is not None else fixed.dim
+    if moving.dim != fixed.dim or there.dim not in (fixed.dim, file_dim):
+        raise MetregError(
+            f"transform is {there.dim}-D, image {moving.dim}-D, reference {fixed.dim}-D; wanted the same: {transform}"
+        )
+    values = there.resample(moving, fixed, mode="nearest" if labels else "linear")
+    with whole_file(out, overwrite=overwrite) as path:
+        write_image(path, values, fixed)
+
+
+def apply_to_points(transform: Path, points: Path, out: Path, *, frame: Frame, overwrite: bool = False) -> None:
+    """The table with its points transformed, in the frame in which they came."""
+    check_output(out, overwrite=overwrite, folder=False)
+    there = load_transform(transform)
+    x, header, rows = read_points(points, frame, there.dim)
+    with whole_file(out, overwrite=overwrite) as path:
+        write_points(path, there.apply(x), frame, header, rows)
+
+
+def load_transform(path: Path) -> Transform:
+    """The transform of an ITK file, or of the compact form (then the one that brings moving onto fixed)."""
+    return read_momentum(path)[0] if path.suffix == ".safetensors" else read_transform(path)

@@ -1,0 +1,245 @@
+"""The command line: a function per verb; it only parses and calls. Heavy imports happen inside the verbs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+
+import typer
+
+from metreg.checks import MetregError
+
+if TYPE_CHECKING:
+    from metreg.solve.result import Record
+
+app = typer.Typer(
+    name="metreg",
+    help="Register medical images with a learned, spatially varying metric.",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
+"""Typer's UsageError, which it has no public name for."""
+
+Config = Annotated[Path | None, typer.Option("--config", help="Settings as a TOML file.", show_default=False)]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, e.g. solve.regularity=100.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of everything random.", show_default="0")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run wrote.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"metreg {version('metreg')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def register(
+    moving: Annotated[Path, typer.Argument(help="The image to be moved.", show_default=False)],
+    fixed: Annotated[Path, typer.Argument(help="The image it is brought onto.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.", show_default=False)],
+    metric: Annotated[str, typer.Option(help="The regulariser: global.")] = "global",
+    weights: Annotated[
+        Path | None, typer.Option(help="Local weights, a 4-D image in the space of MOVING.", show_default=False)
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="default, paper2d or paper3d.", show_default="default")] = None,
+    model: Annotated[str | None, typer.Option(help="vsvf.", show_default="vsvf")] = None,
+    moving_mask: Annotated[Path | None, typer.Option(help="Where MOVING counts.", show_default=False)] = None,
+    fixed_mask: Annotated[Path | None, typer.Option(help="Where FIXED counts.", show_default=False)] = None,
+    moving_labels: Annotated[Path | None, typer.Option(help="Labels of MOVING, carried along.", show_default=False)] = None,
+    fixed_labels: Annotated[
+        Path | None, typer.Option(help="Labels of FIXED, to measure overlap.", show_default=False)
+    ] = None,
+    label_names: Annotated[Path | None, typer.Option(help="CSV: label number, name.", show_default=False)] = None,
+    affine: Annotated[
+        bool | None, typer.Option("--affine/--no-affine", help="Align linearly first.", show_default="affine")
+    ] = None,
+    config: Config = None,
+    changes: Changes = None,
+    device: Device = "auto",
+    seed: Seed = None,
+    quiet: Quiet = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Bring MOVING onto FIXED by a diffeomorphism.
+
+    Example: metreg register subject.nii.gz template.nii.gz -o out
+    """
+    from metreg.config import make_settings
+    from metreg.data.whole import check_output
+
+    settings = make_settings(preset, config=config, changes=_with(changes, seed=seed, model=model, affine=affine))
+    check_output(out, overwrite=overwrite)
+    with _progress(quiet, settings.solve.iterations) as on_iteration:
+        from metreg import pipeline
+
+        result = pipeline.register(
+            moving,
+            fixed,
+            metric=metric,
+            settings=settings,
+            weights=weights,
+            moving_mask=moving_mask,
+            fixed_mask=fixed_mask,
+            moving_labels=moving_labels,
+            fixed_labels=fixed_labels,
+            label_names=label_names,
+            device=device,
+            on_iteration=on_iteration,
+        )
+        result.save(out, overwrite=overwrite)
+    if as_json:
+        typer.echo(json.dumps(result.summary()))
+    elif not quiet:
+        for line in _summary_lines(result.summary(), out):
+            typer.echo(line)
+
+
+@app.command()
+def apply(
+    transform: Annotated[Path, typer.Argument(help="An ITK transform file, or momentum.safetensors.", show_default=False)],
+    image: Annotated[Path, typer.Argument(metavar="IMAGE|POINTS.csv", help="What to transform.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.", show_default=False)],
+    reference: Annotated[
+        Path | None, typer.Option("--reference", "-r", help="The image whose grid is used.", show_default=False)
+    ] = None,
+    labels: Annotated[bool, typer.Option("--labels", help="IMAGE holds labels: take the nearest one.")] = False,
+    frame: Annotated[
+        Literal["ras", "lps"] | None, typer.Option(help="Frame of the points in mm, in and out.", show_default=False)
+    ] = None,
+    quiet: Quiet = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Apply a transform to an image, to labels, or to the points of a CSV file (columns x, y, z).
+
+    moving_to_fixed.h5 brings the moving image onto the fixed grid; on points it goes from fixed to moving.
+    """
+    from metreg.apply import apply_to_image, apply_to_points
+
+    if image.suffix.lower() == ".csv":
+        if frame is None:
+            raise MetregError("--frame: say whether the points are in ras or lps millimetres")
+        apply_to_points(transform, image, out, frame=frame, overwrite=overwrite)
+    else:
+        if reference is None:
+            raise MetregError("--reference: an image needs the grid it is brought onto; say -r FIXED")
+        apply_to_image(transform, image, reference, out, labels=labels, overwrite=overwrite)
+    if not quiet:
+        typer.echo(f"wrote {out}")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")] = Path("demo"),
+    seed: Seed = None,
+    quiet: Quiet = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Register a synthetic pair whose true map is known, and show the errors."""
+    from metreg.config import PRESETS
+
+    with _progress(quiet, PRESETS["paper2d"]["solve"]["iterations"]) as on_iteration:
+        from metreg.demo import run_demo
+
+        result = run_demo(out, seed=seed or 0, overwrite=overwrite, on_iteration=on_iteration)
+    if as_json:
+        typer.echo(json.dumps({"errors_px": result.errors, "folds": result.folds, "seconds": result.seconds}))
+    elif not quiet:
+        typer.echo(f"displacement error, mean over the region (px){'':6}disc   ring")
+        for name, row in result.errors.items():
+            typer.echo(f"  {name:<46}{row['disc']:>6.2f} {row['ring']:>6.2f}")
+        typer.echo(f"{result.folds} folds, {result.seconds:.1f} s. See {out / 'report.html'}")
+
+
+def main() -> None:
+    """Run; bad input gives one line on stderr and exit code 2."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    try:
+        code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
+    except USAGE_ERROR as error:
+        _fail(f"{error.format_message()} Try --help.")
+    except MetregError as error:
+        _fail(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        sys.stderr.write("metreg: interrupted; nothing was written\n")
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> NoReturn:
+    sys.stderr.write(f"metreg: {' '.join(message.split())}\n")
+    sys.exit(2)
+
+
+def _with(changes: list[str] | None, *, seed: int | None, model: str | None, affine: bool | None) -> list[str]:
+    """The --set strings, and what the plain options say."""
+    more = [*(changes or [])]
+    if seed is not None:
+        more.append(f"seed={seed}")
+    if model is not None:
+        more.append(f"model={json.dumps(model)}")
+    if affine is not None:
+        more.append(f"affine.kind={'affine' if affine else 'none'}")
+    return more
+
+
+@contextmanager
+def _progress(quiet: bool, iterations: Any) -> Iterator[Callable[[Record], None]]:
+    """A progress bar with level, iteration and each energy term."""
+    if quiet:
+        yield lambda record: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[energy]}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("reading, aligning", total=None, energy="")
+
+        def show(record: Record) -> None:
+            terms = "  ".join(f"{name} {value:.4g}" for name, value in record.terms.items())
+            progress.update(
+                task,
+                description=f"level {record.level + 1}/{len(iterations)}, iteration {record.iteration}",
+                completed=record.iteration,
+                total=iterations[record.level],
+                energy=terms,
+            )
+
+        yield show
+
+
+def _summary_lines(summary: dict[str, Any], out: Path) -> Iterator[str]:
+    seconds = sum(summary["seconds"].values())
+    terms = ", ".join(f"{name} {value:.4g}" for name, value in summary["energy"].items())
+    yield f"energy: {terms}"
+    if "overlap" in summary:
+        before, after = (summary["overlap"][when]["target_overlap"] for when in ("before", "after"))
+        yield f"target overlap: {before:.4f} before (affine), {after:.4f} after"
+    certified = "certified invertible" if summary["certificate"]["holds"] else "not certified invertible"
+    yield f"folds: {summary['folds']}, {certified}"
+    yield f"{seconds:.1f} s. Results are in {out}, see {out / 'report.html'}"

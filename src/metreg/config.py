@@ -1,0 +1,238 @@
+"""Settings: frozen, documented data. A whole run is one TOML file; unknown keys are refused."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from metreg.checks import MetregError
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class MetricSettings(_Settings):
+    """The kernel K: a mixture of Gaussians."""
+
+    sigma: tuple[Positive, ...] = Field(default=(0.01, 0.05, 0.1, 0.2), min_length=1)
+    """Standard deviations in reference lengths, increasing."""
+    weights: tuple[Annotated[float, Field(ge=0)], ...] | None = None
+    """Constant weights, one per sigma, of sum one; none: sigma_i^2 / sum_j sigma_j^2."""
+    realisation: Literal["separable", "fourier"] = "separable"
+    """`separable`: nothing wraps round, for real images. `fourier`: periodic, the paper's."""
+    window: Annotated[int, Field(ge=0)] = 4
+    """Width in map voxels of the border in which the velocity falls to zero; 0 for none."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> MetricSettings:
+        if list(self.sigma) != sorted(self.sigma):
+            raise ValueError(f"sigma must increase, got {self.sigma}")
+        if self.weights is not None and (len(self.weights) != len(self.sigma) or abs(sum(self.weights) - 1) > 1e-3):
+            raise ValueError(f"weights: wanted {len(self.sigma)} numbers of sum one, got {self.weights}")
+        return self
+
+
+class FlowSettings(_Settings):
+    """From velocity to map."""
+
+    integrator: Literal["rk4", "squaring"] = "rk4"
+    steps: Count = 10
+    """Least number of RK4 steps (or squarings); more are taken where stability asks for them."""
+    map_factor: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Resolution of map, momentum and weights relative to the images."""
+
+
+class SimilaritySettings(_Settings):
+    """How images are compared."""
+
+    name: Literal["ssd", "ncc", "lncc", "mi"] = "lncc"
+    weight: Positive = 100.0
+    """Factor of the similarity, which by itself is between 0 and 1 for ncc, lncc and mi."""
+    window: Annotated[int, Field(ge=3)] = 7
+    """Width of the local window in voxels, odd (lncc)."""
+    kernel: Literal["box", "gaussian"] = "box"
+    """Shape of the local window (lncc)."""
+    bins: Annotated[int, Field(ge=8, le=256)] = 32
+    """Histogram bins per image (mi)."""
+
+    @model_validator(mode="after")
+    def _odd(self) -> SimilaritySettings:
+        if self.window % 2 == 0:
+            raise ValueError(f"window must be odd, got {self.window}")
+        return self
+
+
+class SolveSettings(_Settings):
+    """The search for the momentum."""
+
+    optimiser: Literal["sgd", "adam", "lbfgs"] = "lbfgs"
+    learning_rate: Positive = 1.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Nesterov momentum (sgd)."""
+    clip: Positive | None = None
+    """Largest norm of a pair's gradient; none: unlimited."""
+    plateau_factor: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """The learning rate falls by this factor ..."""
+    plateau_patience: Count = 10
+    """... after so many iterations without progress (sgd, adam)."""
+    regularity: Annotated[float, Field(ge=0)] = 500.0
+    """lambda, the factor of <m, v>."""
+    shrink: tuple[Positive, ...] = Field(default=(4, 2, 1), min_length=1)
+    """Image resolution of each level of the pyramid, coarse to fine: 4 is a quarter of the points per axis."""
+    iterations: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(60, 60, 20), min_length=1)
+    """Most iterations of each level."""
+    tolerance: Annotated[float, Field(ge=0)] = 1e-3
+    """A level ends when the last ten iterations lowered the energy by less than this fraction of it; 0: never."""
+
+    @model_validator(mode="after")
+    def _levels(self) -> SolveSettings:
+        if len(self.shrink) != len(self.iterations):
+            raise ValueError(f"shrink names {len(self.shrink)} levels, iterations {len(self.iterations)}")
+        if min(self.shrink) < 1:
+            raise ValueError(f"shrink must be 1 or more, got {self.shrink}")
+        return self
+
+
+class AffineSettings(_Settings):
+    """The linear alignment that comes first."""
+
+    kind: Literal["affine", "rigid", "none"] = "affine"
+    """12 parameters in 3-D (6 in 2-D), 6 (3), or headers as they are."""
+    similarity: Literal["mi", "ncc"] = "mi"
+    resolution_mm: tuple[Positive, ...] = Field(default=(8.0, 4.0, 2.0), min_length=1)
+    """Voxel size of each level, coarse to fine; never finer than the image."""
+    iterations: Count = 60
+    """Most iterations of each level."""
+
+
+class Settings(_Settings):
+    """Everything that decides a registration, but for the images."""
+
+    preset: str = "default"
+    model: Literal["vsvf"] = "vsvf"
+    """How a momentum makes a map: by a stationary velocity."""
+    length_mm: Positive = 200.0
+    """The reference length: sigma 0.05 is 10 mm."""
+    unit_cube: bool = False
+    """The paper's coordinates: every axis runs from 0 to 1, whatever the voxel size."""
+    seed: int = 0
+    metric: MetricSettings = MetricSettings()
+    flow: FlowSettings = FlowSettings()
+    similarity: SimilaritySettings = SimilaritySettings()
+    solve: SolveSettings = SolveSettings()
+    affine: AffineSettings = AffineSettings()
+
+    def to_toml(self) -> str:
+        """The same settings as a file that `read_settings` takes back."""
+        import tomli_w
+
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+def _paper(steps: int, map_factor: float, learning_rate: float, iterations: int) -> dict[str, Any]:
+    return {
+        "unit_cube": True,
+        "metric": {"realisation": "fourier", "window": 0},
+        "flow": {"steps": steps, "map_factor": map_factor},
+        "similarity": {"name": "ncc"},
+        "solve": {
+            "optimiser": "sgd",
+            "learning_rate": learning_rate,
+            "clip": 1.0,
+            "regularity": 1.0,
+            "shrink": [1],
+            "iterations": [iterations],
+            "tolerance": 0.0,
+        },
+    }
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "paper2d": _paper(steps=20, map_factor=0.5, learning_rate=0.02, iterations=250),
+    "paper3d": _paper(steps=10, map_factor=0.4, learning_rate=0.7, iterations=150),
+}
+
+
+def make_settings(
+    preset: str | None = None, *, config: Path | None = None, changes: Iterable[str] | Mapping[str, Any] = ()
+) -> Settings:
+    """A preset, changed by a TOML file, changed by `key=value` strings or a mapping of dotted keys."""
+    values = _read_toml(config) if config else {}
+    preset = preset or values.get("preset", "default")
+    if preset not in PRESETS:
+        raise MetregError(f"preset: unknown '{preset}'; use one of {', '.join(PRESETS)}")
+    merged = _merge(_merge(PRESETS[preset], values), {"preset": preset})
+    items = changes.items() if isinstance(changes, Mapping) else [_split(change) for change in changes]
+    for key, value in items:
+        merged = _merge(merged, _nest(key, value))
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        raise MetregError(_explain(error, config)) from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise MetregError(f"config: cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise MetregError(f"config: {path} is not a TOML file: {error}") from None
+
+
+def _split(change: str) -> tuple[str, Any]:
+    key, equals, text = change.partition("=")
+    if not equals or not key.strip():
+        raise MetregError(f"--set: wanted key=value, got '{change}'; e.g. --set solve.regularity=10")
+    try:
+        value = tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    return key.strip(), value
+
+
+def _nest(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    both = {
+        k: _merge(base[k], v) if isinstance(v, Mapping) and isinstance(base.get(k), Mapping) else v for k, v in over.items()
+    }
+    return {**base, **both}
+
+
+def _explain(error: ValidationError, config: Path | None) -> str:
+    """The first complaint in one line: where, what was wanted, what came."""
+    first = error.errors()[0]
+    names = [str(part) for part in first["loc"]]
+    where, source = ".".join(names) or "settings", f" ({config})" if config else ""
+    if first["type"] == "extra_forbidden":
+        known = _known_keys(names[:-1])
+        close = difflib.get_close_matches(names[-1], known, n=1, cutoff=0.5)
+        hint = f"did you mean '{close[0]}'?" if close else f"known here: {', '.join(known)}"
+        return f"{where}: unknown setting; {hint}{source}"
+    message = first["msg"].removeprefix("Value error, ")
+    came = "" if first["type"] == "value_error" else f", got {first['input']!r}"
+    return f"{where}: {message[0].lower()}{message[1:]}{came}{source}"
+
+
+def _known_keys(names: list[str]) -> list[str]:
+    model: type[BaseModel] = Settings
+    for name in names:
+        annotation = model.model_fields[name].annotation
+        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        model = annotation
+    return list(model.model_fields)

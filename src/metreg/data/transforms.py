@@ -1,0 +1,202 @@
+"""Spatial transforms, and the ITK files in which they travel. Array are RAS millimetres here, LPS in the files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from metreg.checks import MetregError
+from metreg.data.io import Image
+from metreg.grid import Array, Grid, transform_points, voxel_size, world_points
+from metreg.interpolate import sample
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """x -> matrix x, homogeneous (D+1, D+1)."""
+
+    matrix: Array
+
+    def apply(self, points: Array) -> Array:
+        return transform_points(self.matrix, points)
+
+
+@dataclass(frozen=True, eq=False)
+class Field:
+    """x -> x + u(x), u (D, *S) interpolated linearly between the points of a grid, zero outside it."""
+
+    displacement: Array
+    affine: Array
+    """Index to world, (D+1, D+1), axes at right angles."""
+
+    def apply(self, points: Array) -> Array:
+        return points + sample_at(self.displacement, self.affine, points).T
+
+
+@dataclass(frozen=True, eq=False)
+class Transform:
+    """Parts that are applied to a point one after the other, first to last."""
+
+    parts: tuple[Affine | Field, ...]
+
+    @property
+    def dim(self) -> int:
+        first = self.parts[0]
+        return len(first.matrix if isinstance(first, Affine) else first.affine) - 1
+
+    def apply(self, points: Array) -> Array:
+        """Where points (P, D), RAS millimetres, go."""
+        points = np.asarray(points, dtype=float)
+        if points.ndim != 2 or points.shape[1] != self.dim:
+            raise MetregError(f"points: wanted shape (P, {self.dim}), got {points.shape}")
+        for part in self.parts:
+            points = part.apply(points)
+        return points
+
+    def resample(self, image: Image, reference: Image, mode: str = "linear") -> Array:
+        """The image on the voxels of the reference: its value at T(x) for every voxel x, zero outside.  (*S)"""
+        points = world_points(reference.shape, reference.affine)
+        if self.dim > reference.dim and reference.plane is not None and image.plane is not None:
+            points = transform_points(reference.plane, points)
+            points = self.apply(points) @ image.plane[:3, :2]
+        else:
+            points = self.apply(points)
+        values = image.values if mode == "nearest" else image.values.astype(np.float32)
+        return sample_at(values[None], image.affine, points, mode=mode)[0].reshape(reference.shape)
+
+    def in_files_of(self, start: Image, end: Image) -> Transform:
+        """The same transform between the worlds of two files: 3-D where both are single slices of 3-D files."""
+        if start.plane is None or end.plane is None:
+            return self
+        here = _lift(start.plane)
+        lifted: list[Affine | Field] = []
+        for part in self.parts:
+            if isinstance(part, Affine):  # the one affine part takes the plane of `start` to the plane of `end`
+                there = _lift(end.plane)
+                lifted.append(Affine(there @ _embed(part.matrix) @ np.linalg.inv(here)))
+                here = there
+            else:
+                u = np.einsum("ed,d...->e...", here[:3, :2], part.displacement)[..., None]
+                lifted.append(Field(u.astype(np.float32), here @ _embed(part.affine)))
+        return Transform(tuple(lifted))
+
+
+def sample_at(values: Array, affine: Array, points: Array, mode: str = "linear") -> Array:
+    """Values (C, *S) of a grid at world points (P, D), zero outside -> (C, P). Positions are kept in double precision."""
+    shape = values.shape[1:]
+    index = transform_points(np.linalg.inv(affine), points)
+    if 1 in shape:  # a slice: a grid wants two points per axis, so the second repeats the first
+        return sample_at(np.repeat(values, 2, axis=1 + shape.index(1)), affine, points, mode)
+    grid = Grid(shape, (1.0,) * len(shape))
+    chunk, out = 2_000_000, np.empty((len(values), len(points)), dtype=values.dtype)
+    exact = torch.from_numpy(np.ascontiguousarray(values)).double()[None]
+    for start in range(0, len(points), chunk):
+        x = torch.from_numpy(index[start : start + chunk].T.copy())[None]
+        found = sample(exact, x, grid, mode="nearest" if mode == "nearest" else "linear", outside="zero")
+        out[:, start : start + chunk] = found[0].numpy()
+    return out
+
+
+def write_transform(path: Path, transform: Transform) -> None:
+    """An ITK composite transform (HDF5): parts in double precision, fields in float32, compressed."""
+    import h5py
+
+    dim = transform.dim
+    with h5py.File(path, "w") as file:
+        text = h5py.string_dtype("ascii")
+        for name, value in (("ITKVersion", "5.4.0"), ("HDFVersion", h5py.version.hdf5_version), ("OSName", "any")):
+            file.create_dataset(name, data=[value], dtype=text)
+        group = file.create_group("TransformGroup")
+        group.create_dataset("0/TransformType", data=[f"CompositeTransform_double_{dim}_{dim}"], dtype=text)
+        # ITK applies the last part of its queue first
+        for number, part in enumerate(reversed(transform.parts), start=1):
+            kind, fixed, parameters = _itk_affine(part) if isinstance(part, Affine) else _itk_field(part)
+            group.create_dataset(f"{number}/TransformType", data=[f"{kind}_double_{dim}_{dim}"], dtype=text)
+            group.create_dataset(f"{number}/TransformFixedParameters", data=fixed)
+            packing = {"compression": "gzip", "shuffle": True} if parameters.size > 100 else {}
+            group.create_dataset(f"{number}/TransformParameters", data=parameters, **packing)
+
+
+def read_transform(path: Path) -> Transform:
+    """A transform from any file of ITK's: matrices, displacement fields and composites of them."""
+    import SimpleITK as sitk
+
+    if not path.exists():
+        raise MetregError(f"transform: no such file: {path}")
+    sitk.ProcessObject.SetGlobalWarningDisplay(False)
+    try:
+        transform = sitk.ReadTransform(str(path))
+    except RuntimeError:
+        raise MetregError(f"transform: not an ITK transform file: {path}") from None
+    return Transform(tuple(_from_itk(part, path) for part in _flat(transform)))
+
+
+def _flat(transform: Any) -> list[Any]:
+    """The parts of an ITK transform in the order in which they are applied."""
+    if transform.GetName() != "CompositeTransform":
+        return [transform.Downcast()]
+    composite = transform.Downcast()
+    parts = [composite.GetNthTransform(i) for i in range(composite.GetNumberOfTransforms())]
+    return [leaf for part in reversed(parts) for leaf in _flat(part)]
+
+
+def _from_itk(part: Any, path: Path) -> Affine | Field:
+    dim = part.GetDimension()
+    flip = _flip(dim)
+    if part.IsLinear():
+        matrix = np.eye(dim + 1)
+        offset = np.array(part.TransformPoint([0.0] * dim))
+        matrix[:dim, dim] = offset
+        matrix[:dim, :dim] = np.array([part.TransformPoint(list(e)) for e in np.eye(dim)]).T - offset[:, None]
+        return Affine(flip @ matrix @ flip)
+    if part.GetName() != "DisplacementFieldTransform":
+        raise MetregError(f"transform: a {part.GetName()} cannot be read; wanted affine parts and fields: {path}")
+    import SimpleITK as sitk
+
+    field = part.GetDisplacementField()
+    u = sitk.GetArrayFromImage(field).astype(np.float32)  # (..., z, y, x, D)
+    u = u.transpose(dim, *reversed(range(dim))) * np.diag(flip)[:dim].reshape(-1, *[1] * dim)
+    affine = np.eye(dim + 1)
+    affine[:dim, :dim] = np.array(field.GetDirection()).reshape(dim, dim) * np.array(field.GetSpacing())
+    affine[:dim, dim] = field.GetOrigin()
+    return Field(u.astype(np.float32), flip @ affine)
+
+
+def _itk_affine(part: Affine) -> tuple[str, Array, Array]:
+    dim = len(part.matrix) - 1
+    lps = _flip(dim) @ part.matrix @ _flip(dim)
+    return "AffineTransform", np.zeros(dim), np.concatenate([lps[:dim, :dim].ravel(), lps[:dim, dim]])
+
+
+def _itk_field(part: Field) -> tuple[str, Array, Array]:
+    dim, shape = len(part.displacement), part.displacement.shape[1:]
+    lps = _flip(dim) @ part.affine
+    spacing = voxel_size(lps)
+    direction = lps[:dim, :dim] / spacing
+    sign = np.diag(_flip(dim))[:dim].reshape(-1, *[1] * dim)
+    u = (part.displacement * sign).astype(np.float32).transpose(*reversed(range(1, dim + 1)), 0)
+    return "DisplacementFieldTransform", np.concatenate([shape, lps[:dim, dim], spacing, direction.ravel()]), u.ravel()
+
+
+def _flip(dim: int) -> Array:
+    """Between RAS and LPS, homogeneous."""
+    return np.diag([-1.0, -1.0, *[1.0] * (dim - 1)])
+
+
+def _lift(plane: Array) -> Array:
+    """A plane's 2-D world to the 3-D world, (4, 3), as an invertible (4, 4): the third coordinate is along the normal."""
+    full = np.eye(4)
+    full[:, (0, 1, 3)] = plane
+    full[:3, 2] = np.cross(*plane[:3, :2].T)
+    return full
+
+
+def _embed(matrix: Array) -> Array:
+    """A 2-D homogeneous matrix as a 3-D one that leaves the third coordinate alone."""
+    full = np.eye(4)
+    full[np.ix_((0, 1, 3), (0, 1, 3))] = matrix
+    return full

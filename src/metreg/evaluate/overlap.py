@@ -1,0 +1,44 @@
+"""How well labels meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from metreg.grid import Array
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Per label, over the labels present in both images, background (0) excluded."""
+
+    labels: tuple[int, ...]
+    target_overlap: tuple[float, ...]
+    """|warped and target| / |target|"""
+    dice: tuple[float, ...]
+    """2 |warped and target| / (|warped| + |target|)"""
+
+    def means(self) -> dict[str, float]:
+        return {"target_overlap": float(np.mean(self.target_overlap)), "dice": float(np.mean(self.dice))}
+
+
+def overlap(warped: Array, target: Array, labels: Array) -> Overlap:
+    """Overlap of each of `labels`, those that both label images have before any warping (`common_labels`)."""
+    values, index = np.unique(np.stack([warped.ravel(), target.ravel()]), return_inverse=True)
+    a, b = index.reshape(2, -1)
+    count_a, count_b = (np.bincount(side, minlength=len(values)) for side in (a, b))
+    both = np.bincount(a[a == b], minlength=len(values))
+    where = {int(value): i for i, value in enumerate(values)}
+    rows = [(both[i], count_a[i], count_b[i]) for i in (where[int(label)] for label in labels)]
+    return Overlap(
+        labels=tuple(int(label) for label in labels),
+        target_overlap=tuple(float(n / target) for n, _, target in rows),
+        dice=tuple(float(2 * n / (moved + target)) for n, moved, target in rows),
+    )
+
+
+def common_labels(moving: Array, fixed: Array) -> Array:
+    """The labels that two label images share, background excluded."""
+    shared = np.intersect1d(moving, fixed)
+    return shared[shared != 0]

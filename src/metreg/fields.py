@@ -1,0 +1,42 @@
+"""n-D stencils and integrals. A field is (B, C, *S); axis d of the grid is tensor axis d + 2."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from metreg.grid import Grid
+
+
+def difference(f: Tensor, axis: int) -> Tensor:
+    """f[i+1] - f[i-1] along a tensor axis; at both ends f is extrapolated linearly, so twice the one-sided difference."""
+    n = f.shape[axis]
+    inner = f.narrow(axis, 2, n - 2) - f.narrow(axis, 0, n - 2)
+    first = f.narrow(axis, 1, 1) - f.narrow(axis, 0, 1)
+    last = f.narrow(axis, n - 1, 1) - f.narrow(axis, n - 2, 1)
+    return torch.cat([2 * first, inner, 2 * last], dim=axis)
+
+
+def gradient(f: Tensor, grid: Grid) -> Tensor:
+    """df_c / dx_d by central differences.  f (B, C, *S) -> (B, C, D, *S)."""
+    return torch.stack([difference(f, d + 2) / (2 * h) for d, h in enumerate(grid.spacing)], dim=2)
+
+
+def determinant(columns: Tensor) -> Tensor:
+    """Determinant of small matrices stored before the grid axes.  (B, D, D, *S) -> (B, *S)."""
+    if columns.shape[1] == 1:
+        return columns[:, 0, 0]
+    rest = range(columns.shape[2])
+    minors = [determinant(columns[:, 1:, [j for j in rest if j != d]]) for d in rest]
+    terms = [(-1) ** d * columns[:, 0, d] * minor for d, minor in enumerate(minors)]
+    return torch.stack(terms).sum(0)
+
+
+def jacobian_determinant(phi: Tensor, grid: Grid) -> Tensor:
+    """det D phi by central differences.  phi (B, D, *S), absolute positions -> (B, *S)."""
+    return determinant(gradient(phi, grid))
+
+
+def inner(a: Tensor, b: Tensor, grid: Grid) -> Tensor:
+    """<a, b> for each pair of a batch: sum over components and points, times the cell's volume.  (B, C, *S) -> (B,)."""
+    return (a * b).flatten(1).sum(1) * grid.cell_volume

@@ -1,0 +1,112 @@
+"""Maps as maps: compose, invert, and say whether they fold. A map is (B, D, *S), absolute positions on its grid."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from metreg.fields import determinant
+from metreg.grid import Grid
+from metreg.interpolate import sample
+
+
+def compose(outer: Tensor, inner: Tensor, grid: Grid) -> Tensor:
+    """outer o inner: first `inner`, then `outer`, the latter's displacement interpolated linearly."""
+    x = grid.points(outer)
+    return inner + sample(outer - x, inner, grid)
+
+
+def invert(
+    phi: Tensor, grid: Grid, *, start: Tensor | None = None, iterations: int = 50, tolerance: float = 1e-3
+) -> Tensor:
+    """The inverse psi of a map at the grid's points, phi(psi(x)) = x, by fixed-point iteration from `start`.
+
+    Converges where the displacement is a contraction, else improves what it can: it never takes a step that makes the
+    worst mismatch at a point larger. `tolerance` is in voxels.
+    """
+    x = grid.points(phi)
+    h = torch.tensor(grid.spacing, dtype=phi.dtype, device=phi.device).view(1, -1, *[1] * grid.dim)
+    psi = (2 * x - phi if start is None else start).clone()
+    mismatch = compose(phi, psi, grid) - x
+    rate = torch.ones_like(mismatch[:, :1])
+    for _ in range(iterations):
+        if (mismatch / h).abs().max() < tolerance:
+            break
+        trial = psi - rate * mismatch
+        trial_mismatch = compose(phi, trial, grid) - x
+        better = (trial_mismatch / h).norm(dim=1, keepdim=True) < (mismatch / h).norm(dim=1, keepdim=True)
+        psi = torch.where(better, trial, psi)
+        mismatch = torch.where(better, trial_mismatch, mismatch)
+        rate = torch.where(better, (2 * rate).clamp(max=1), rate / 2)
+    return psi
+
+
+def count_folds(phi: Tensor, grid: Grid) -> Tensor:
+    """Voxels at which any combination of one-sided differences has a non-positive determinant, border included.  (B,)
+
+    Central differences skip the middle voxel and miss folds; these are the determinants at the corners of all cells.
+    """
+    folded = torch.zeros_like(phi[:, 0], dtype=torch.bool)
+    for corner in product((0, 1), repeat=grid.dim):
+        edges = torch.stack([_edge(phi, d, corner) / h for d, h in enumerate(grid.spacing)], dim=2)
+        here = tuple(slice(c, n - 1 + c) for c, n in zip(corner, grid.shape, strict=True))
+        folded[:, *here] |= determinant(edges) <= 0
+    return folded.flatten(1).sum(1)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What is proven of a map between its grid's points. `holds`: it is invertible everywhere, not only at voxels."""
+
+    smallest: float
+    """Smallest Bernstein coefficient of the determinant over all cells: a lower bound of it everywhere."""
+    border_fixed: bool
+    """Whether every point of the border stays where it is, so that the box maps onto itself."""
+
+    @property
+    def holds(self) -> bool:
+        return self.smallest > 0 and self.border_fixed
+
+
+def certify(phi: Tensor, grid: Grid) -> Certificate:
+    """The certificate of one map (1, D, *S), interpolated multilinearly between its grid's points."""
+    u = phi - grid.points(phi)
+    border = max(float(u.narrow(d + 2, i, 1).abs().max()) for d, n in enumerate(grid.shape) for i in (0, n - 1))
+    return Certificate(float(bernstein_minimum(phi, grid).min()), border <= 1e-6 * max(grid.extent))
+
+
+def bernstein_minimum(phi: Tensor, grid: Grid) -> Tensor:
+    """Smallest Bernstein coefficient of det D phi in every cell of the multilinear map.  (B, D, *S) -> (B, *(S-1)).
+
+    Along axis d the derivative is linear in every other coordinate, with the cell's 2^(D-1) edges in that direction as
+    coefficients. The determinant has degree D-1 in each coordinate; its coefficient J is the average of the determinants
+    of all choices of one edge per direction whose ends add up to J.
+    """
+    dim = grid.dim
+    edges = {
+        (d, corner): _edge(phi, d, corner) / grid.spacing[d]
+        for d in range(dim)
+        for corner in product((0, 1), repeat=dim)
+        if corner[d] == 0
+    }
+    choices = [[corner for (axis, corner) in edges if axis == d] for d in range(dim)]
+    sums: dict[tuple[int, ...], Tensor] = {}
+    for chosen in product(*choices):
+        degree = tuple(sum(corner[e] for corner in chosen) for e in range(dim))
+        det = determinant(torch.stack([edges[d, corner] for d, corner in enumerate(chosen)], dim=2))
+        sums[degree] = sums[degree] + det if degree in sums else det
+    coefficients = [total / math.prod(math.comb(dim - 1, j) for j in degree) for degree, total in sums.items()]
+    return torch.stack(coefficients).amin(0)
+
+
+def _edge(phi: Tensor, axis: int, corner: tuple[int, ...]) -> Tensor:
+    """For every cell: the step along `axis` on the edge that passes through `corner` (0 or 1 per axis)."""
+    shape = phi.shape[2:]
+    start = tuple(slice(c, n - 1 + c) for c, n in zip(corner, shape, strict=True))
+    low = tuple(slice(0, n - 1) if d == axis else s for d, (s, n) in enumerate(zip(start, shape, strict=True)))
+    high = tuple(slice(1, n) if d == axis else s for d, (s, n) in enumerate(zip(start, shape, strict=True)))
+    return phi[:, :, *high] - phi[:, :, *low]

@@ -1,0 +1,79 @@
+"""Between grids: sample anywhere, and change resolution. The only file that knows torch's [-1, 1] coordinates."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from metreg.grid import Grid
+
+
+def sample(
+    f: Tensor,
+    x: Tensor,
+    grid: Grid,
+    *,
+    mode: Literal["linear", "nearest"] = "linear",
+    outside: Literal["edge", "zero"] = "edge",
+) -> Tensor:
+    """f o x.  f (B, C, *S) on `grid`, x (B, D, *T) in its local coordinates -> (B, C, *T).
+
+    `outside` says what lies beyond the outermost points: the nearest value, or zero from half a voxel on (as in ITK).
+    """
+    extent = torch.tensor(grid.extent, dtype=x.dtype, device=x.device).view(-1, *[1] * (x.dim() - 2))
+    unit = 2 * x / extent - 1
+    points = unit.flip(1).movedim(1, -1)
+    if x.dim() != f.dim():  # a bare list of points (B, D, P)
+        points = points.view(x.shape[0], *[1] * (grid.dim - 1), -1, grid.dim)
+    method = "bilinear" if mode == "linear" else "nearest"
+    values = F.grid_sample(f, points.to(f.dtype), mode=method, padding_mode="border", align_corners=True)
+    values = values.reshape(*values.shape[:2], *x.shape[2:])
+    if outside == "edge":
+        return values
+    margin = torch.tensor(grid.spacing, dtype=x.dtype, device=x.device).view_as(extent) / 2
+    inside = ((x >= -margin) & (x <= extent + margin)).all(1, keepdim=True)
+    return torch.where(inside, values, torch.zeros((), dtype=values.dtype, device=values.device))
+
+
+def along_axis(matrix: Tensor, f: Tensor, axis: int) -> Tensor:
+    """A matrix (M, n) applied along one tensor axis of length n."""
+    if axis in (-1, f.dim() - 1):
+        return f @ matrix.T
+    head, tail = f.shape[:axis], f.shape[axis + 1 :]
+    out = torch.matmul(matrix, f.reshape(math.prod(head), f.shape[axis], math.prod(tail)))
+    return out.view(*head, matrix.shape[0], *tail)
+
+
+def upsample(f: Tensor, fine: Grid) -> Tensor:
+    """Linear interpolation onto a finer grid of the same box, corners on corners.  (B, C, *S) -> (B, C, *fine.shape)."""
+    for d, n in enumerate(fine.shape):
+        if n != f.shape[d + 2]:
+            f = along_axis(_linear_matrix(f.shape[d + 2], n, f), f, d + 2)
+    return f
+
+
+def downsample(f: Tensor, coarse: Grid) -> Tensor:
+    """Smooth, then sample on a coarser grid of the same box.  (B, C, *S) -> (B, C, *coarse.shape)."""
+    for d, n in enumerate(coarse.shape):
+        if n != f.shape[d + 2]:
+            f = along_axis(_smoothing_matrix(f.shape[d + 2], n, f), f, d + 2)
+    return f
+
+
+def _linear_matrix(n: int, m: int, like: Tensor) -> Tensor:
+    """Weights (m, n) that take n points on a line to m points on the same line."""
+    at = torch.linspace(0, n - 1, m, dtype=torch.float64)
+    weights = (1 - (at[:, None] - torch.arange(n, dtype=torch.float64)).abs()).clamp(min=0)
+    return weights.to(like)
+
+
+def _smoothing_matrix(n: int, m: int, like: Tensor) -> Tensor:
+    """Gaussian averages (m, n) around m points, of half their distance in standard deviation; each row sums to one."""
+    at = torch.linspace(0, n - 1, m, dtype=torch.float64)
+    std = 0.5 * (n - 1) / (m - 1)
+    weights = torch.exp(-0.5 * ((at[:, None] - torch.arange(n, dtype=torch.float64)) / std) ** 2)
+    return (weights / weights.sum(1, keepdim=True)).to(like)

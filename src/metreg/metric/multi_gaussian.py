@@ -1,0 +1,55 @@
+"""The multi-Gaussian metric: one mixture everywhere (global), or a mixture of its own at every point (local)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from metreg.grid import Grid
+from metreg.metric.gaussian import Gaussians
+
+
+def default_weights(sigma: Tensor) -> Tensor:
+    """w_i = sigma_i^2 / sum_j sigma_j^2, the set point of the paper.  (N,)"""
+    return sigma**2 / (sigma**2).sum()
+
+
+class MultiGaussian:
+    """v = tau K (tau m), K m = sum_i sqrt(w_i) G_i * (sqrt(w_i) m): symmetric and positive for any weights w >= 0.
+
+    `w` is (N,) for the global metric, (B, N, *S) for the local one; `tau` (*S) is the border window, None for no window.
+    """
+
+    def __init__(self, gaussians: Gaussians, w: Tensor, tau: Tensor | None = None) -> None:
+        self.gaussians, self.w, self.tau = gaussians, w, tau
+
+    def sharp(self, m: Tensor) -> Tensor:
+        if self.tau is not None:
+            m = self.tau * m
+        if self.w.dim() == 1:
+            v = self.gaussians.mixed(m, self.w)
+        else:
+            root = self.w.sqrt().unsqueeze(2)  # (B, N, 1, *S): the same weights for every component of m
+            v = (root * self.gaussians.each(root * m.unsqueeze(1))).sum(1)
+        return v if self.tau is None else self.tau * v
+
+    def local_sigma(self) -> Tensor:
+        w = self.local_weights()
+        return torch.einsum("bn...,n->b...", w, self.gaussians.sigma**2).sqrt()
+
+    def local_weights(self) -> Tensor:
+        """The weights at every point, (B, N, *S), whichever kind they are."""
+        if self.w.dim() > 1:
+            return self.w
+        shape = self.gaussians.grid.shape
+        return self.w.view(1, -1, *[1] * len(shape)).expand(1, -1, *shape)
+
+
+def border_window(grid: Grid, voxels: int, like: Tensor) -> Tensor:
+    """tau (*S): one inside, falling smoothly to exactly zero at the border over the outermost `voxels` steps."""
+    tau = torch.ones(grid.shape, dtype=like.dtype, device=like.device)
+    for d, n in enumerate(grid.shape):
+        i = torch.arange(n, dtype=like.dtype, device=like.device)
+        t = (torch.minimum(i, n - 1 - i) / voxels).clamp(max=1)
+        tau = tau * (t**2 * (3 - 2 * t)).view([-1 if axis == d else 1 for axis in range(grid.dim)])
+    return tau

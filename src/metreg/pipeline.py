@@ -1,0 +1,169 @@
+"""From files to a results folder, on one page: read, align, register, evaluate, write whole."""
+
+from __future__ import annotations
+
+import csv
+import platform
+import resource
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from metreg.checks import MetregError, pick_device
+from metreg.config import Settings, make_settings
+from metreg.data.io import Image, check_same_grid, read_image, read_labels, read_mask, read_weights
+from metreg.data.pair import make_pair
+from metreg.data.transforms import Affine, Transform
+from metreg.evaluate.overlap import common_labels, overlap
+from metreg.results import Result
+from metreg.solve.affine import align
+from metreg.solve.register import register_pair
+from metreg.solve.result import Record
+
+
+def register(
+    moving: Any,
+    fixed: Any,
+    *,
+    metric: str = "global",
+    preset: str | None = None,
+    settings: Settings | None = None,
+    changes: Iterable[str] | Mapping[str, Any] = (),
+    weights: Any = None,
+    moving_mask: Any = None,
+    fixed_mask: Any = None,
+    moving_labels: Any = None,
+    fixed_labels: Any = None,
+    label_names: str | Path | None = None,
+    device: str = "auto",
+    on_iteration: Callable[[Record], None] = lambda record: None,
+) -> Result:
+    """Register the moving image to the fixed one.
+
+    An image is a path, a nibabel image or an (array, affine) pair, the affine from index to RAS millimetres. `settings`,
+    or a `preset` with `changes` such as {"solve.regularity": 100}, decide the run. `weights`, a (*S, N) image in the
+    space of the moving one, make the metric local. Labels are only carried along and measured.
+    """
+    clock = _Clock()
+    settings = settings if settings is not None else make_settings(preset, changes=changes)
+    on_device = pick_device(device)
+    if metric != "global":
+        raise MetregError(f"metric: unknown '{metric}'; use global")
+    torch.set_flush_denormal(True)
+    names = read_label_names(label_names)
+
+    source, target = read_image(moving, "moving image"), read_image(fixed, "fixed image")
+    if source.dim != target.dim:
+        raise MetregError(
+            f"moving image is {source.dim}-D and fixed image {target.dim}-D: {source.name}, {target.name}; wanted the same"
+        )
+    source_mask = None if moving_mask is None else read_mask(moving_mask, source, "moving mask")
+    target_mask = None if fixed_mask is None else read_mask(fixed_mask, target, "fixed mask")
+    source_labels = _labels(moving_labels, source, "moving labels")
+    target_labels = _labels(fixed_labels, target, "fixed labels")
+    local = None if weights is None else read_weights(weights, source, len(settings.metric.sigma))
+    clock.lap("read")
+
+    affine = align(source, target, settings.affine, moving_mask=source_mask, fixed_mask=target_mask)
+    clock.lap("align")
+    pair = make_pair(
+        source,
+        target,
+        affine,
+        settings,
+        device=on_device,
+        moving_mask=source_mask,
+        fixed_mask=target_mask,
+        weights=local,
+    )
+    clock.lap("prepare")
+    registration = register_pair(
+        pair.source,
+        pair.target,
+        pair.grid,
+        settings,
+        weights=pair.weights,
+        source_mask=pair.source_mask,
+        target_mask=pair.target_mask,
+        on_iteration=on_iteration,
+    )
+    clock.lap("register")
+
+    result = Result(
+        moving=source,
+        fixed=target,
+        affine=affine,
+        pair=pair,
+        registration=registration,
+        settings=settings,
+        metric=metric if local is None else f"local weights of {local.name}",
+        facts={},
+        moving_labels=source_labels,
+        label_names=names,
+    )
+    overlaps = {}
+    if source_labels is not None and target_labels is not None:
+        labels = common_labels(source_labels.values, target_labels.values)
+        if not len(labels):
+            raise MetregError(f"labels: {source_labels.name} and {target_labels.name} have no label in common")
+        before = Transform((Affine(affine),)).resample(source_labels, target, mode="nearest")
+        after = result.plain_transform.resample(source_labels, target, mode="nearest")
+        overlaps = {
+            "before": overlap(before, target_labels.values, labels),
+            "after": overlap(after, target_labels.values, labels),
+        }
+        clock.lap("evaluate")
+    return replace(result, overlaps=overlaps, facts=_facts(on_device, clock))
+
+
+def _labels(source: Any, like: Image, role: str) -> Image | None:
+    if source is None:
+        return None
+    labels = read_labels(source, role)
+    check_same_grid(labels, like, role)
+    return labels
+
+
+def read_label_names(path: str | Path | None) -> dict[int, str]:
+    """Names of labels from the first two columns, number and name, of a CSV file."""
+    if path is None:
+        return {}
+    try:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+            rows = [row for row in csv.reader(file) if len(row) >= 2]
+    except (OSError, UnicodeDecodeError) as error:
+        raise MetregError(f"label names: cannot read {path}: {getattr(error, 'strerror', '') or 'not text'}") from None
+    names = {int(row[0]): row[1].strip() for row in rows if row[0].strip().lstrip("-").isdigit()}
+    if not names:
+        raise MetregError(f"label names: wanted lines 'number,name', got none: {path}")
+    return names
+
+
+class _Clock:
+    """Seconds between laps."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = round(now - self.last, 3)
+        self.last = now
+
+
+def _facts(device: torch.device, clock: _Clock) -> dict[str, Any]:
+    from importlib.metadata import version
+
+    packages = ("metreg", "torch", "numpy", "nibabel", "SimpleITK")
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "versions": {"python": platform.python_version(), **{package: version(package) for package in packages}},
+        "device": {"kind": device.type, "name": name, "threads": torch.get_num_threads()},
+        "seconds": clock.seconds,
+        "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+    }

@@ -1,0 +1,168 @@
+"""Linear alignment: rigid, then affine, coarse to fine, from several starts around the centres of mass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metreg.config import AffineSettings
+from metreg.data.intensity import standardise
+from metreg.data.io import Image
+from metreg.grid import Array, Grid, transform_points, voxel_size, world_points
+from metreg.interpolate import downsample, sample
+from metreg.similarity.mi import mutual_information
+from metreg.similarity.ncc import ncc
+
+TURN = 0.4
+"""Radians by which the starts beside the straight one are turned, about every axis, either way."""
+LEAST_OVERLAP = 0.3
+"""An alignment under which less of the fixed image than this falls into the moving one counts as wrong."""
+
+
+@dataclass(frozen=True)
+class _Level:
+    """Both images at one resolution. Points and matrices are in millimetres around the centres of mass."""
+
+    target: Tensor
+    target_mask: Tensor
+    points: Tensor
+    source: Tensor
+    source_mask: Tensor
+    to_local: Tensor
+    """Moving millimetres to local coordinates of the source's grid, (D, D+1)."""
+    grid: Grid
+
+
+def align(
+    moving: Image,
+    fixed: Image,
+    settings: AffineSettings,
+    *,
+    moving_mask: Image | None = None,
+    fixed_mask: Image | None = None,
+) -> Array:
+    """The matrix (D+1, D+1) that takes fixed world points to moving world points."""
+    dim = fixed.dim
+    if settings.kind == "none":
+        return np.eye(dim + 1)
+    source, target = _prepare(moving, moving_mask), _prepare(fixed, fixed_mask)
+    centre_moving, centre_fixed = _centre_of_mass(*source, moving), _centre_of_mass(*target, fixed)
+    radius = float(np.linalg.norm(voxel_size(fixed.affine) * fixed.shape)) / 4
+    compare = mutual_information if settings.similarity == "mi" else ncc
+    best = torch.zeros(dim * dim + dim, dtype=torch.float64)
+    for number, resolution in enumerate(settings.resolution_mm):
+        level = _make_level(source, target, moving, fixed, resolution, centre_moving, centre_fixed)
+
+        def cost(p: Tensor, rigid: bool, level: _Level = level) -> Tensor:
+            return _cost(p, level, compare, radius, rigid)
+
+        if number == 0:
+            ends = [_descend(cost, start, settings.iterations, rigid=True) for start in _starts(dim)]
+            best = min(ends, key=lambda p: float(cost(p, True)))
+        if settings.kind == "affine" or number > 0:
+            best = _descend(cost, best, settings.iterations, rigid=settings.kind == "rigid")
+    matrix = _matrix(best, dim, radius, settings.kind == "rigid").numpy()
+    whole = np.eye(dim + 1)
+    whole[:dim, :dim] = matrix[:, :dim]
+    whole[:dim, dim] = matrix[:, dim] + centre_moving - matrix[:, :dim] @ centre_fixed
+    return whole
+
+
+def _prepare(image: Image, mask: Image | None) -> tuple[Tensor, Tensor]:
+    """Standardised values and mask, (1, 1, *S) each."""
+    values = torch.from_numpy(standardise(image.values))[None, None]
+    known = torch.ones_like(values) if mask is None else torch.from_numpy(mask.values)[None, None]
+    return values, known
+
+
+def _centre_of_mass(values: Tensor, mask: Tensor, image: Image) -> Array:
+    mass = (values * mask)[0, 0].double().numpy()
+    axes = range(mass.ndim)
+    along = [mass.sum(tuple(other for other in axes if other != axis)) for axis in axes]
+    index = [float(profile @ np.arange(len(profile)) / profile.sum()) for profile in along]
+    return transform_points(image.affine, np.array([index]))[0]
+
+
+def _starts(dim: int) -> list[Tensor]:
+    """No turn, and a turn about every axis either way."""
+    straight = torch.zeros(dim * dim + dim, dtype=torch.float64)
+    starts = [straight]
+    for i in range(dim):
+        for j in range(i):
+            for angle in (-TURN, TURN):
+                turned = straight.clone()
+                turned[i * dim + j], turned[j * dim + i] = angle, -angle
+                starts.append(turned)
+    return starts
+
+
+def _matrix(p: Tensor, dim: int, radius: float, rigid: bool) -> Tensor:
+    """Parameters to (D, D+1): the exponential of a matrix (its skew part if rigid) beside a translation in mm."""
+    generator = p[: dim * dim].view(dim, dim)
+    if rigid:
+        generator = (generator - generator.T) / 2
+    return torch.cat([torch.linalg.matrix_exp(generator), radius * p[dim * dim :, None]], dim=1)
+
+
+def _cost(p: Tensor, level: _Level, compare: Callable[..., Tensor], radius: float, rigid: bool) -> Tensor:
+    dim = level.points.shape[0]
+    matrix = _matrix(p, dim, radius, rigid)
+    moved = matrix[:, :dim] @ level.points + matrix[:, dim:]
+    x = (level.to_local[:, :dim] @ moved + level.to_local[:, dim:]).float()[None]
+    warped = sample(level.source, x, level.grid, outside="zero")
+    known = sample(level.source_mask, x.detach(), level.grid, outside="zero")
+    mask = known * level.target_mask
+    overlap = mask.sum() / level.target_mask.sum()
+    if overlap < LEAST_OVERLAP:
+        return p.sum() * 0 + 2 - overlap
+    return compare(warped, level.target, mask).sum()
+
+
+def _descend(cost: Callable[[Tensor, bool], Tensor], start: Tensor, iterations: int, *, rigid: bool) -> Tensor:
+    p = start.clone().requires_grad_()
+    optimiser = torch.optim.LBFGS([p], max_iter=iterations, tolerance_change=1e-7, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        value = cost(p, rigid)
+        value.backward()
+        return value
+
+    optimiser.step(closure)
+    end = p.detach()
+    return end if float(cost(end, rigid)) <= float(cost(start, rigid)) else start
+
+
+def _make_level(
+    source: tuple[Tensor, Tensor],
+    target: tuple[Tensor, Tensor],
+    moving: Image,
+    fixed: Image,
+    resolution: float,
+    centre_moving: Array,
+    centre_fixed: Array,
+) -> _Level:
+    grid, fixed_grid = _grid_at(moving, resolution), _grid_at(fixed, resolution)
+    points = world_points(fixed_grid.shape, fixed_grid.affine) - centre_fixed
+    to_local = np.linalg.inv(grid.local_to_world())[:-1]
+    to_local[:, -1] += to_local[:, :-1] @ centre_moving
+    return _Level(
+        target=downsample(target[0], fixed_grid).flatten(2),
+        target_mask=downsample(target[1], fixed_grid).flatten(2),
+        points=torch.from_numpy(points.T.copy()),
+        source=downsample(source[0], grid),
+        source_mask=downsample(source[1], grid),
+        to_local=torch.from_numpy(to_local),
+        grid=grid,
+    )
+
+
+def _grid_at(image: Image, resolution: float) -> Grid:
+    """The box of an image with voxels of about `resolution` millimetres, not smaller than they are. Shear is welcome."""
+    sizes = zip(image.shape, voxel_size(image.affine), strict=True)
+    shape = tuple(max(min(n, 8), round((n - 1) * min(1, s / resolution)) + 1) for n, s in sizes)
+    return Grid(image.shape, (1.0,) * image.dim, affine=image.affine).with_shape(shape)

@@ -1,0 +1,55 @@
+"""The pyramid: the same pair at several resolutions, and the momentum carried from one to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from metreg.config import Settings
+from metreg.energy import Scene
+from metreg.grid import Grid
+from metreg.interpolate import downsample
+
+SMALLEST = 16
+"""No axis of an image is made smaller than this by the pyramid, no axis of a map smaller than half of it."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """One resolution of the pyramid."""
+
+    number: int
+    scene: Scene
+    iterations: int
+
+
+def map_grid_of(grid: Grid, factor: float) -> Grid:
+    """The grid of map, momentum and weights for images on `grid`."""
+    return grid.coarsen(factor, at_least=SMALLEST // 2)
+
+
+def levels(
+    source: Tensor,
+    target: Tensor,
+    grid: Grid,
+    settings: Settings,
+    *,
+    source_mask: Tensor | None = None,
+    target_mask: Tensor | None = None,
+) -> Iterator[Level]:
+    """The pair from coarse to fine. Images are smoothed before they are down-sampled, masks too."""
+    for number, (shrink, iterations) in enumerate(zip(settings.solve.shrink, settings.solve.iterations, strict=True)):
+        coarse = grid if shrink == 1 else grid.coarsen(1 / shrink, at_least=SMALLEST)
+        shrunk = [None if f is None else downsample(f, coarse) for f in (source, target, source_mask, target_mask)]
+        assert shrunk[0] is not None and shrunk[1] is not None
+        scene = Scene(
+            source=shrunk[0],
+            target=shrunk[1],
+            grid=coarse,
+            map_grid=map_grid_of(coarse, settings.flow.map_factor),
+            source_mask=shrunk[2],
+            target_mask=shrunk[3],
+        )
+        yield Level(number, scene, iterations)

@@ -1,0 +1,89 @@
+"""vSVF registration of one pair: the algorithm on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from metreg.checks import MetregError, check_field
+from metreg.config import FlowSettings, MetricSettings, Settings
+from metreg.energy import make_energy
+from metreg.flow.maps import invert
+from metreg.flow.stationary import flow
+from metreg.grid import Grid
+from metreg.interpolate import downsample, upsample
+from metreg.metric.gaussian import make_gaussians
+from metreg.metric.multi_gaussian import MultiGaussian, border_window, default_weights
+from metreg.similarity import make_similarity
+from metreg.solve.multiscale import levels
+from metreg.solve.optimise import minimise
+from metreg.solve.result import Record, Registration
+
+LEAST_WEIGHT = 1e-4
+"""Local weights are kept above this and of sum one, so that their square roots stay differentiable."""
+
+
+def register_pair(
+    source: Tensor,
+    target: Tensor,
+    grid: Grid,
+    settings: Settings,
+    *,
+    weights: Tensor | None = None,
+    source_mask: Tensor | None = None,
+    target_mask: Tensor | None = None,
+    on_iteration: Callable[[Record], None] = lambda record: None,
+) -> Registration:
+    """Find the momentum m whose flow takes the source onto the target.  source, target (1, 1, *S) on `grid`.
+
+    `weights` (1, N, *S) on the same grid make the metric local; without them it is the global one of the settings.
+    """
+    check_field("source", source, grid, channels=1)
+    check_field("target", target, grid, channels=1)
+    m: Tensor | None = None
+    history: list[Record] = []
+
+    for level in levels(source, target, grid, settings, source_mask=source_mask, target_mask=target_mask):
+        scene = level.scene
+        metric = make_metric(scene.map_grid, settings.metric, like=source, weights=weights)
+        similarity = make_similarity(settings.similarity, scene.grid)
+        energy = make_energy(scene, metric, similarity, flow_settings=settings.flow, regularity=settings.solve.regularity)
+
+        def record(iteration: int, terms: dict[str, float], number: int = level.number) -> None:
+            history.append(Record(number, iteration, terms))
+            on_iteration(history[-1])
+
+        m = torch.zeros_like(scene.map_grid.points(source)) if m is None else upsample(m, scene.map_grid)
+        m = minimise(energy, m, settings.solve, iterations=level.iterations, on_iteration=record)
+
+    assert m is not None
+    with torch.no_grad():
+        final = {name: float(value.sum()) for name, value in energy(m)._asdict().items()}
+        phi_inv, phi = maps_of(m, metric, scene.map_grid, settings.flow)
+    return Registration(m, metric, phi_inv, phi, scene.map_grid, history, final)
+
+
+@torch.no_grad()
+def maps_of(m: Tensor, metric: MultiGaussian, grid: Grid, settings: FlowSettings) -> tuple[Tensor, Tensor]:
+    """phi_inv, and phi: the reversed flow, then corrected to be the inverse of the map that is written."""
+    v = metric.sharp(m)
+    phi_inv = flow(v, grid, integrator=settings.integrator, steps=settings.steps)
+    reverse = flow(-v, grid, integrator=settings.integrator, steps=settings.steps)
+    return phi_inv, invert(phi_inv, grid, start=reverse)
+
+
+def make_metric(grid: Grid, settings: MetricSettings, *, like: Tensor, weights: Tensor | None = None) -> MultiGaussian:
+    """The metric on `grid`, in the dtype and on the device of `like`; `weights` (1, N, *S') may come on a finer grid."""
+    sigma = torch.tensor(settings.sigma, dtype=like.dtype, device=like.device)
+    tau = border_window(grid, settings.window, like) if settings.window else None
+    gaussians = make_gaussians(grid, sigma, settings.realisation)
+    if weights is not None:
+        if weights.shape[1] != len(sigma):
+            raise MetregError(f"weights: wanted {len(sigma)} of them, one for each metric.sigma, got {weights.shape[1]}")
+        w = downsample(weights, grid).clamp(min=LEAST_WEIGHT)
+        return MultiGaussian(gaussians, w / w.sum(1, keepdim=True), tau)
+    given = settings.weights
+    w = default_weights(sigma) if given is None else torch.tensor(given, dtype=like.dtype, device=like.device)
+    return MultiGaussian(gaussians, w, tau)

@@ -1,0 +1,35 @@
+"""What a registration gives: plain data, in reference lengths, on the grid of the map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from metreg.grid import Grid
+from metreg.metric.multi_gaussian import MultiGaussian
+
+
+@dataclass(frozen=True)
+class Record:
+    """The energy of one iteration, by term, already weighted."""
+
+    level: int
+    iteration: int
+    terms: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Registration:
+    """One pair, registered. Maps are absolute positions (1, D, *S) on `grid`."""
+
+    m: Tensor
+    metric: MultiGaussian
+    phi_inv: Tensor
+    """Target point to source point."""
+    phi: Tensor
+    """Its inverse."""
+    grid: Grid
+    history: list[Record]
+    energy: dict[str, float]
+    """The terms at the end, at the finest level."""
