@@ -29,7 +29,7 @@ class MetricSettings(_Settings):
     """Constant weights, one per sigma, of sum one; none: sigma_i^2 / sum_j sigma_j^2."""
     realisation: Literal["separable", "fourier"] = "separable"
     """`separable`: nothing wraps round, for real images. `fourier`: periodic, the paper's."""
-    window: Annotated[int, Field(ge=0)] = 4
+    window: Annotated[int, Field(ge=0)] = 3
     """Width in map voxels of the border in which the velocity falls to zero; 0 for none."""
 
     @model_validator(mode="after")
@@ -84,7 +84,7 @@ class SolveSettings(_Settings):
     """The learning rate falls by this factor ..."""
     plateau_patience: Count = 10
     """... after so many iterations without progress (sgd, adam)."""
-    regularity: Annotated[float, Field(ge=0)] = 500.0
+    regularity: Annotated[float, Field(ge=0)] = 1000.0
     """lambda, the factor of <m, v>."""
     shrink: tuple[Positive, ...] = Field(default=(4, 2, 1), min_length=1)
     """Image resolution of each level of the pyramid, coarse to fine: 4 is a quarter of the points per axis."""
@@ -120,8 +120,8 @@ class Settings(_Settings):
     preset: str = "default"
     model: Literal["vsvf"] = "vsvf"
     """How a momentum makes a map: by a stationary velocity."""
-    length_mm: Positive = 200.0
-    """The reference length: sigma 0.05 is 10 mm."""
+    length_mm: Positive | None = None
+    """The reference length, in which sigma counts: 0.05 of 200 mm is 10 mm. None: the longest side of what FIXED shows."""
     unit_cube: bool = False
     """The paper's coordinates: every axis runs from 0 to 1, whatever the voxel size."""
     seed: int = 0

@@ -37,21 +37,8 @@ class Scene:
     """I1 (B, 1, *S)"""
     grid: Grid
     map_grid: Grid
-    source_mask: Tensor | None = None
-    """Where the source is known (B, 1, *S); it moves with the source."""
-    target_mask: Tensor | None = None
-    """Where the target counts (B, 1, *S)."""
-
-
-def warp(scene: Scene, phi_inv: Tensor) -> tuple[Tensor, Tensor | None]:
-    """I0 o phi_inv at image resolution, and the mask within which it is compared."""
-    x = upsample(phi_inv, scene.grid)
-    warped = sample(scene.source, x, scene.grid)
-    mask = scene.target_mask
-    if scene.source_mask is not None:
-        known = sample(scene.source_mask, x.detach(), scene.grid)
-        mask = known if mask is None else mask * known
-    return warped, mask
+    mask: Tensor | None = None
+    """Where the images are compared (B, 1, *S), as weights in [0, 1]; it does not move, or the map could push it away."""
 
 
 def make_energy(
@@ -62,9 +49,9 @@ def make_energy(
     def energy(m: Tensor) -> Energy:
         v = metric.sharp(m)
         phi_inv = flow(v, scene.map_grid, integrator=flow_settings.integrator, steps=flow_settings.steps)
-        warped, mask = warp(scene, phi_inv)
+        warped = sample(scene.source, upsample(phi_inv, scene.grid), scene.grid)
         return Energy(
-            similarity=similarity(warped, scene.target, mask),
+            similarity=similarity(warped, scene.target, scene.mask),
             regularity=regularity * inner(m, v, scene.map_grid),
         )
 

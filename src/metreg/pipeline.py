@@ -87,8 +87,7 @@ def register(
         pair.grid,
         settings,
         weights=pair.weights,
-        source_mask=pair.source_mask,
-        target_mask=pair.target_mask,
+        mask=pair.mask,
         on_iteration=on_iteration,
     )
     clock.lap("register")
@@ -99,7 +98,7 @@ def register(
         affine=affine,
         pair=pair,
         registration=registration,
-        settings=settings,
+        settings=settings.model_copy(update={"length_mm": pair.grid.length_mm}),
         metric=metric if local is None else f"local weights of {local.name}",
         facts={},
         moving_labels=source_labels,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from metreg.checks import MetregError
 from metreg.config import Settings
 from metreg.data.intensity import standardise
 from metreg.data.io import Image
@@ -15,21 +17,20 @@ from metreg.data.transforms import Affine, Transform, sample_at
 from metreg.grid import Array, Grid, is_orthogonal, transform_points, voxel_size, world_points
 
 BACKGROUND = 0.02
-"""A fixed image whose border is darker than this, on average, ends before its border: it needs no margin."""
+"""Standardised intensities below this are background."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
     """Source (the moving image after the affine) and target (the fixed image), in [0, 1], on one orthonormal grid.
 
-    The masks say where an image is known and asked for; None is everywhere. The source's moves with it.
+    The mask says where both are known and asked for, the moving image's mask carried by the affine; None is everywhere.
     """
 
     source: Tensor
     target: Tensor
     grid: Grid
-    source_mask: Tensor | None
-    target_mask: Tensor | None
+    mask: Tensor | None
     weights: Tensor | None = None
 
 
@@ -45,57 +46,65 @@ def make_pair(
     weights: Image | None = None,
 ) -> Pair:
     """Both images on the domain of the fixed one. `affine` takes fixed world points to moving world points."""
-    margin = margin_voxels(fixed, settings)
-    shape, domain = domain_of(fixed, margin)
-    grid = Grid.unit_cube(shape, domain) if settings.unit_cube else Grid.of_image(shape, domain, settings.length_mm)
+    shape, domain = domain_of(fixed, math.ceil(settings.metric.window / settings.flow.map_factor))
+    grid = Grid.unit_cube(shape, domain) if settings.unit_cube else Grid.of_image(shape, domain, settings.length_mm or content_length(fixed))
     here = Image(np.empty(shape, dtype=np.uint8), domain, "domain")
 
     def bring(image: Image, values: Array, matrix: Array) -> Tensor:
         found = Transform((Affine(matrix),)).resample(image.with_values(values), here)
         return torch.from_numpy(found)[None, None].to(device)
 
-    def bring_mask(image: Image, mask: Image | None, matrix: Array) -> Tensor | None:
-        known = np.ones(image.shape, dtype=np.float32) if mask is None else mask.values
-        brought = bring(image, known, matrix)
-        return None if bool((brought == 1).all()) else brought
+    def bring_mask(image: Image, mask: Image | None, matrix: Array) -> Tensor:
+        return bring(image, np.ones(image.shape, dtype=np.float32) if mask is None else mask.values, matrix)
 
     identity = np.eye(fixed.dim + 1)
+    mask = bring_mask(moving, moving_mask, affine) * bring_mask(fixed, fixed_mask, identity)
+    if not bool(mask.any()):
+        raise MetregError(f"images do not overlap after the alignment: {moving.name}, {fixed.name}; check their headers")
     return Pair(
         source=bring(moving, standardise(moving.values), affine),
         target=bring(fixed, standardise(fixed.values), identity),
         grid=grid,
-        source_mask=bring_mask(moving, moving_mask, affine),
-        target_mask=bring_mask(fixed, fixed_mask, identity),
+        mask=None if bool((mask == 1).all()) else mask,
         weights=None if weights is None else _bring_weights(weights, here, affine, device),
     )
 
 
-def margin_voxels(fixed: Image, settings: Settings) -> int:
-    """Voxels added around the fixed image so that the window lies outside it: none where the border is background."""
-    values = standardise(fixed.values)
-    faces = [values.take(i, axis) for axis in range(fixed.dim) for i in (0, -1)]
-    if max(float(face.mean()) for face in faces) < BACKGROUND:
-        return 0
-    return int(np.ceil(settings.metric.window / settings.flow.map_factor))
+def content_box(image: Image) -> tuple[Array, Array]:
+    """First and last index along each axis (D,) at which the image is not background."""
+    seen = standardise(image.values) > BACKGROUND
+    axes = range(image.dim)
+    along = [np.flatnonzero(seen.any(tuple(other for other in axes if other != axis))) for axis in axes]
+    return np.array([where[0] for where in along]), np.array([where[-1] for where in along])
 
 
-def domain_of(fixed: Image, margin: int) -> tuple[tuple[int, ...], Array]:
-    """Shape and affine of the orthonormal grid that covers the fixed image and a margin: its own voxels if it can be."""
+def content_length(image: Image) -> float:
+    """The longest side, in millimetres, of what the image shows."""
+    first, last = content_box(image)
+    return float(((last - first + 1) * voxel_size(image.affine)).max())
+
+
+def domain_of(fixed: Image, width: int) -> tuple[tuple[int, ...], Array]:
+    """Shape and affine of the orthonormal grid that covers the fixed image, its own voxels if it can be.
+
+    Voxels are added where fewer than `width` of background lie between what the image shows and its border.
+    """
+    first, last = content_box(fixed)
+    low, high = (width - first).clip(min=0), (width - (np.array(fixed.shape) - 1 - last)).clip(min=0)
+    affine = np.eye(fixed.dim + 1)
     if is_orthogonal(fixed.affine):
-        shift = np.eye(fixed.dim + 1)
-        shift[:-1, -1] = -margin
-        return tuple(n + 2 * margin for n in fixed.shape), fixed.affine @ shift
+        affine[:-1, -1] = -low
+        return tuple(int(n) for n in fixed.shape + low + high), fixed.affine @ affine
     # sheared: the rotation nearest to its axes, and a box around its corners
-    axes = fixed.affine[:-1, :-1]
-    left, _, right = np.linalg.svd(axes / voxel_size(fixed.affine))
-    rotation, size = left @ right, voxel_size(fixed.affine)
+    size = voxel_size(fixed.affine)
+    left, _, right = np.linalg.svd(fixed.affine[:-1, :-1] / size)
+    rotation = left @ right
     corners = np.array(np.meshgrid(*[(-0.5, n - 0.5) for n in fixed.shape])).reshape(fixed.dim, -1).T
     inside = transform_points(fixed.affine, corners) @ rotation / size
-    low, high = np.floor(inside.min(0)) - margin, np.ceil(inside.max(0)) + margin
-    affine = np.eye(fixed.dim + 1)
+    first, last = np.floor(inside.min(0)) - low, np.ceil(inside.max(0)) + high
     affine[:-1, :-1] = rotation * size
-    affine[:-1, -1] = rotation @ (low * size)
-    return tuple(int(n) for n in high - low + 1), affine
+    affine[:-1, -1] = rotation @ (first * size)
+    return tuple(int(n) for n in last - first + 1), affine
 
 
 def _bring_weights(weights: Image, here: Image, affine: Array, device: torch.device) -> Tensor:

@@ -58,7 +58,7 @@ def panel(slices: Slice, title: str = "") -> Figure:
         axis.set_title(name)
     axes[3].imshow(slices.warped, cmap="gray", vmin=0, vmax=1, alpha=0.4)
     _draw_grid(axes[3], slices.positions)
-    axes[3].set_title("where each point comes from")
+    axes[3].set_title("the source's grid, warped")
     spread = max(0.1, float(np.abs(np.log2(slices.jacobian.clip(0.06, 16))).max()))
     shown = axes[4].imshow(np.log2(slices.jacobian.clip(2**-spread, 2**spread)), cmap="PuOr", vmin=-spread, vmax=spread)
     axes[4].set_title("log2 of the Jacobian determinant")
@@ -72,15 +72,11 @@ def panel(slices: Slice, title: str = "") -> Figure:
 
 
 def _draw_grid(axis: Any, positions: Array) -> None:
+    """The source's straight grid lines as the map bends them: level sets of the rows and columns points come from."""
     rows, columns = positions[0].shape
     step = max(2, min(rows, columns) // 32)
-    for i in range(0, rows, step):
-        axis.plot(positions[1, i], positions[0, i], color="#0072B2", linewidth=0.6)
-    for j in range(0, columns, step):
-        axis.plot(positions[1, :, j], positions[0, :, j], color="#0072B2", linewidth=0.6)
-    axis.set_xlim(-0.5, columns - 0.5)
-    axis.set_ylim(rows - 0.5, -0.5)
-    axis.set_aspect("equal")
+    for coordinate, count in zip(positions, (rows, columns), strict=True):
+        axis.contour(coordinate, levels=np.arange(0, count, step), colors="#0072B2", linewidths=0.6)
 
 
 def energy_curves(history: Sequence[tuple[int, dict[str, float]]]) -> Figure:
@@ -96,6 +92,8 @@ def energy_curves(history: Sequence[tuple[int, dict[str, float]]]) -> Figure:
     axis.set_xlabel("iteration")
     axis.set_ylabel("energy")
     axis.set_yscale("symlog", linthresh=0.1)
+    axis.set_ylim(bottom=0)
+    axis.margins(y=0.1)
     if names:
         axis.legend()
     return figure

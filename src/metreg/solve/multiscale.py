@@ -36,20 +36,16 @@ def levels(
     grid: Grid,
     settings: Settings,
     *,
-    source_mask: Tensor | None = None,
-    target_mask: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Iterator[Level]:
-    """The pair from coarse to fine. Images are smoothed before they are down-sampled, masks too."""
+    """The pair from coarse to fine. Images are smoothed before they are down-sampled, the mask too."""
     for number, (shrink, iterations) in enumerate(zip(settings.solve.shrink, settings.solve.iterations, strict=True)):
         coarse = grid if shrink == 1 else grid.coarsen(1 / shrink, at_least=SMALLEST)
-        shrunk = [None if f is None else downsample(f, coarse) for f in (source, target, source_mask, target_mask)]
-        assert shrunk[0] is not None and shrunk[1] is not None
         scene = Scene(
-            source=shrunk[0],
-            target=shrunk[1],
+            source=downsample(source, coarse),
+            target=downsample(target, coarse),
             grid=coarse,
             map_grid=map_grid_of(coarse, settings.flow.map_factor),
-            source_mask=shrunk[2],
-            target_mask=shrunk[3],
+            mask=None if mask is None else downsample(mask, coarse),
         )
         yield Level(number, scene, iterations)

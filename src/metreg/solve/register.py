@@ -32,20 +32,20 @@ def register_pair(
     settings: Settings,
     *,
     weights: Tensor | None = None,
-    source_mask: Tensor | None = None,
-    target_mask: Tensor | None = None,
+    mask: Tensor | None = None,
     on_iteration: Callable[[Record], None] = lambda record: None,
 ) -> Registration:
     """Find the momentum m whose flow takes the source onto the target.  source, target (1, 1, *S) on `grid`.
 
-    `weights` (1, N, *S) on the same grid make the metric local; without them it is the global one of the settings.
+    `weights` (1, N, *S) on the same grid make the metric local; without them it is the global one of the settings. `mask`
+    (1, 1, *S) says where the images are compared.
     """
     check_field("source", source, grid, channels=1)
     check_field("target", target, grid, channels=1)
     m: Tensor | None = None
     history: list[Record] = []
 
-    for level in levels(source, target, grid, settings, source_mask=source_mask, target_mask=target_mask):
+    for level in levels(source, target, grid, settings, mask=mask):
         scene = level.scene
         metric = make_metric(scene.map_grid, settings.metric, like=source, weights=weights)
         similarity = make_similarity(settings.similarity, scene.grid)

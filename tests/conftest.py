@@ -1,0 +1,73 @@
+"""What tests find: the image data where it is, and small images made here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+
+HERE = Path(__file__).resolve().parent
+DATA = Path(os.environ.get("METREG_DATA") or HERE.parents[1] / "shared" / "data")
+
+
+def pytest_configure() -> None:
+    torch.set_num_threads(int(os.environ.get("METREG_TEST_THREADS", "1")))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("data") and not DATA.is_dir():
+            item.add_marker(pytest.mark.skip(reason=f"no image data: set METREG_DATA (looked in {DATA})"))
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    return DATA
+
+
+def blob(points: np.ndarray) -> np.ndarray:
+    """A smooth, lopsided picture of about 60 mm around the origin, defined at world points (P, D)."""
+    dim = points.shape[1]
+    centres = np.array([[0, 0, 0], [14, 5, -6], [-12, 9, 8], [4, -16, 10]])[:, :dim]
+    widths, heights = (16.0, 6.0, 7.0, 6.0), (1.0, 0.8, -0.6, 0.7)
+    waves = 1 + 0.15 * np.cos(points[:, 0] / 4) * np.cos(points[:, 1] / 5)
+    terms = [
+        h * np.exp(-((points - c) ** 2).sum(1) / 2 / w**2) for c, w, h in zip(centres, widths, heights, strict=True)
+    ]
+    return 1000 * np.clip(sum(terms) * waves - 0.05, 0, None)
+
+
+def picture(shape: tuple[int, ...], affine: np.ndarray, move: np.ndarray | None = None) -> np.ndarray:
+    """The blob on a grid, after a homogeneous `move` of world points."""
+    from metreg.grid import transform_points, world_points
+
+    points = world_points(shape, affine)
+    return blob(points if move is None else transform_points(move, points)).reshape(shape).astype(np.float32)
+
+
+def centred(matrix: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The affine with these axes whose middle voxel is the origin."""
+    dim = len(shape)
+    affine = np.eye(dim + 1)
+    affine[:dim, :dim] = matrix
+    affine[:dim, dim] = -matrix @ (np.array(shape) - 1) / 2
+    return affine
+
+
+@pytest.fixture
+def pair_files(tmp_path: Path) -> tuple[Path, Path]:
+    """Two small 3-D NIfTI files of the same thing, one deformed a little."""
+    shape = (24, 26, 22)
+    affine = centred(np.diag([3.0, 3.0, 3.0]), shape)
+    move = np.eye(4)
+    move[:3, :3] += np.array([[0.06, 0.02, 0], [0, -0.05, 0], [0, 0.03, 0.04]])
+    paths = tmp_path / "moving.nii.gz", tmp_path / "fixed.nii.gz"
+    for path, how in zip(paths, (None, move), strict=True):
+        nib.save(nib.Nifti1Image(picture(shape, affine, how), affine), path)
+    return paths

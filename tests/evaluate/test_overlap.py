@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from metreg.evaluate.displacement import displacement_error
+from metreg.evaluate.overlap import common_labels, overlap
+from metreg.grid import Grid
+
+
+def test_overlap_by_hand() -> None:
+    warped = np.array([[1, 1, 0], [2, 5, 0]])
+    target = np.array([[1, 0, 0], [1, 2, 7]])
+    labels = common_labels(warped, target)
+    assert labels.tolist() == [1, 2]
+    found = overlap(warped, target, labels)
+    assert found.target_overlap == (0.5, 0.0)
+    assert found.dice == (0.5, 0.0)
+    assert found.means() == {"target_overlap": 0.25, "dice": 0.25}
+
+
+def test_a_label_that_warping_lost_counts_as_zero() -> None:
+    found = overlap(np.zeros((2, 2), dtype=int), np.array([[3, 3], [0, 0]]), np.array([3]))
+    assert found.target_overlap == (0.0,)
+
+
+def test_displacement_error_is_in_voxels() -> None:
+    grid = Grid((4, 4), (0.5, 0.25))
+    truth = grid.points(torch.empty(0))
+    moved = truth + torch.tensor([1.5, 1.0]).view(1, 2, 1, 1)  # 3 and 4 voxels
+    region = torch.zeros(1, 4, 4, dtype=torch.bool)
+    region[:, 1:3] = True
+    assert displacement_error(moved, truth, region, grid).item() == pytest.approx(5)

@@ -1,0 +1,36 @@
+"""Measures that many tests share: how symmetric, how fast a scheme converges, how right a gradient is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def random_field(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def adjoint_gap(a: Callable[[Tensor], Tensor], a_transposed: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> float:
+    """|<A x, y> - <x, A^T y>| relative to its size."""
+    left, right = float((a(x) * y).sum()), float((x * a_transposed(y)).sum())
+    return abs(left - right) / max(abs(left), abs(right), 1e-30)
+
+
+def observed_order(error: Callable[[int], float], sizes: Sequence[int]) -> float:
+    """The slope of log error against log size: 2 for a scheme of order 2."""
+    logs = [(math.log(n), math.log(error(n))) for n in sizes]
+    (x0, y0), (x1, y1) = logs[0], logs[-1]
+    return (y0 - y1) / (x1 - x0)
+
+
+def taylor_slope(f: Callable[[Tensor], Tensor], x: Tensor, direction: Tensor, steps: Sequence[float]) -> float:
+    """The slope of log |f(x + e d) - f(x) - e f'(x) d| against log e: 2 where the gradient is right."""
+    x = x.clone().requires_grad_()
+    value = f(x)
+    (g,) = torch.autograd.grad(value, x)
+    with torch.no_grad():
+        rest = [abs(float(f(x + e * direction) - value - e * (g * direction).sum())) for e in steps]
+    return math.log(rest[0] / rest[-1]) / math.log(steps[0] / steps[-1])

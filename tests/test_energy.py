@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import random_field, taylor_slope
+from metreg.config import FlowSettings, MetricSettings, SimilaritySettings
+from metreg.energy import Scene, make_energy
+from metreg.grid import Grid
+from metreg.similarity import make_similarity
+from metreg.solve.register import make_metric
+
+
+def smooth_image(grid: Grid, shift: float) -> Tensor:
+    x = grid.points(torch.empty(0, dtype=torch.float64))
+    return torch.exp(-(((x - 0.5 - shift) ** 2).sum(1, keepdim=True)) / 0.06)
+
+
+@pytest.mark.parametrize("integrator", ["rk4", "squaring"])
+@pytest.mark.parametrize("similarity", ["ssd", "ncc", "lncc", "mi"])
+@pytest.mark.parametrize("kind", ["global", "local"])
+def test_the_gradient_of_the_whole_energy_passes_the_taylor_test(kind: str, similarity: str, integrator: str) -> None:
+    grid = Grid.unit_cube((17, 16))
+    map_grid = grid.coarsen(0.5)
+    scene = Scene(smooth_image(grid, 0.0), smooth_image(grid, 0.05), grid, map_grid)
+    weights = torch.softmax(random_field(1, 4, *grid.shape), dim=1) if kind == "local" else None
+    metric = make_metric(map_grid, MetricSettings(), like=scene.source, weights=weights)
+    settings = SimilaritySettings.model_validate({"name": similarity, "window": 5})
+    energy = make_energy(
+        scene,
+        metric,
+        make_similarity(settings, grid),
+        flow_settings=FlowSettings.model_validate({"integrator": integrator, "steps": 5}),
+        regularity=3.0,
+    )
+    m, direction = (0.5 * random_field(1, 2, *map_grid.shape, seed=s) for s in (1, 2))
+    # the energy is smooth between the lines at which linear interpolation has its kinks: small steps
+    slope = taylor_slope(lambda m: energy(m).total().sum(), m, direction, (1e-3, 1e-4))
+    assert slope == pytest.approx(2, abs=0.1)
+
+
+def test_terms_add_up_and_are_one_value_a_pair() -> None:
+    grid = Grid.unit_cube((12, 12))
+    source = smooth_image(grid, 0.0).expand(3, -1, -1, -1)
+    scene = Scene(source, source, grid, grid)
+    metric = make_metric(grid, MetricSettings(), like=source)
+    energy = make_energy(
+        scene, metric, make_similarity(SimilaritySettings(), grid), flow_settings=FlowSettings(), regularity=2.0
+    )
+    m = random_field(3, 2, 12, 12)
+    terms = energy(0.01 * m)
+    torch.testing.assert_close(terms.total(), terms.similarity + terms.regularity)
+    assert terms.total().shape == (3,)
+    expected = 2 * (m * metric.sharp(m)).flatten(1).sum(1) * grid.cell_volume * 1e-4
+    torch.testing.assert_close(terms.regularity, expected)

@@ -1,0 +1,57 @@
+"""The house has an order: a file imports only from what stands above it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).resolve().parents[1] / "src" / "metreg"
+ORDER = """
+    checks config grid fields interpolate data.whole data.io data.intensity data.transforms data.pair
+    metric.base metric.gaussian metric.multi_gaussian flow.steps flow.stationary flow.maps
+    similarity.ssd similarity.ncc similarity.lncc similarity.mi similarity energy synthetic
+    solve.result solve.optimise solve.multiscale solve.affine solve.register
+    evaluate.overlap evaluate.displacement report.plots report.page results pipeline apply demo cli
+""".split()
+FILES = sorted(path for path in SRC.rglob("*.py") if path.read_text().strip() and path != SRC / "__init__.py")
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(SRC).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def imports_of(path: Path) -> set[str]:
+    """Modules of metreg that a file imports anywhere, also inside functions; those for type checking aside."""
+    tree = ast.parse(path.read_text())
+    aside = {
+        id(child)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for child in ast.walk(node)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and id(node) not in aside and (node.module or "").startswith("metreg"):
+            module = (node.module or "").removeprefix("metreg").removeprefix(".")
+            found |= {module} if module else {alias.name for alias in node.names}
+    return found
+
+
+def test_every_file_has_its_place() -> None:
+    assert {module_of(path) for path in FILES} == set(ORDER)
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_a_file_imports_only_from_what_stands_above_it(path: Path) -> None:
+    place = ORDER.index(module_of(path))
+    for module in imports_of(path):
+        assert module in ORDER, f"{module_of(path)} imports {module}, which has no place"
+        assert ORDER.index(module) < place, f"{module_of(path)} imports {module}, which stands below it"
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_files_stay_readable_over_a_coffee(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 350
