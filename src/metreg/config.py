@@ -107,7 +107,8 @@ class AffineSettings(_Settings):
 
     kind: Literal["affine", "rigid", "none"] = "affine"
     """12 parameters in 3-D (6 in 2-D), 6 (3), or headers as they are."""
-    similarity: Literal["mi", "ncc"] = "mi"
+    similarity: Literal["ncc", "mi"] = "ncc"
+    """`ncc` for images of one kind, in which it is the more exact; `mi` across kinds."""
     resolution_mm: tuple[Positive, ...] = Field(default=(8.0, 4.0, 2.0), min_length=1)
     """Voxel size of each level, coarse to fine; never finer than the image."""
     iterations: Count = 60

@@ -17,6 +17,9 @@ Integrator = Literal["rk4", "squaring"]
 RK4_REACH = 0.75 * 2 * math.sqrt(2)
 """RK4 with central differences is stable up to sum_d |v_d| dt / h_d = 2 sqrt 2; a quarter of it is kept as margin."""
 
+MOST_STEPS = 1000
+"""More would be needed only by a velocity that crosses some two thousand voxels: that is no registration."""
+
 
 def flow(v: Tensor, grid: Grid, *, integrator: Integrator = "rk4", steps: int = 10) -> Tensor:
     """phi_inv (B, D, *S) of velocity v (B, D, *S), at time 1. The forward map phi is flow(-v).
@@ -61,6 +64,6 @@ def needed_squarings(v: Tensor, grid: Grid) -> int:
 
 
 def _ceil(x: float) -> int:
-    if not math.isfinite(x):
-        raise MetregError("the velocity is not finite: the optimisation diverged; lower solve.learning_rate")
+    if not x < MOST_STEPS:  # so also where x is not a number
+        raise MetregError("the velocity is huge or not finite: the optimisation diverged; lower solve.learning_rate")
     return max(1, math.ceil(x))

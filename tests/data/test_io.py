@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import SimpleITK as sitk
+
+from conftest import centred, picture
+from metreg.checks import MetregError
+from metreg.data.io import read_image, read_labels, read_mask, read_points, read_weights, to_nibabel, write_image
+from metreg.grid import transform_points
+
+SHAPE = (7, 8, 9)
+OBLIQUE = np.linalg.qr(np.array([[1.0, 0.2, 0.1], [-0.1, 1, 0.3], [0.2, -0.2, 1]]))[0] * np.array([1.0, 2.0, 1.5])
+
+
+def itk_copy(values: np.ndarray, affine: np.ndarray, path: Path) -> None:
+    """The same image written by SimpleITK, which thinks in LPS and in z, y, x."""
+    dim = values.ndim
+    image = sitk.GetImageFromArray(values.T)
+    lps = np.diag([-1.0, -1.0, *[1.0] * (dim - 1)]) @ affine
+    spacing = np.linalg.norm(lps[:dim, :dim], axis=0)
+    image.SetSpacing(spacing.tolist())
+    image.SetDirection((lps[:dim, :dim] / spacing).ravel().tolist())
+    image.SetOrigin(lps[:dim, dim].tolist())
+    sitk.WriteImage(image, str(path))
+
+
+@pytest.mark.parametrize("ending", ["nii.gz", "nrrd", "mha"])
+def test_the_same_image_in_any_format_lies_in_the_same_place(ending: str, tmp_path: Path) -> None:
+    affine = centred(OBLIQUE, SHAPE)
+    values = picture(SHAPE, affine)
+    itk_copy(values, affine, tmp_path / f"a.{ending}")
+    image = read_image(tmp_path / f"a.{ending}")
+    np.testing.assert_allclose(image.values, values, rtol=1e-6)
+    np.testing.assert_allclose(image.affine, affine, atol=1e-5)
+
+
+@pytest.mark.parametrize("ending", ["png", "tif"])
+def test_pictures_are_2d(ending: str, tmp_path: Path) -> None:
+    values = np.arange(42, dtype=np.uint8).reshape(6, 7)
+    sitk.WriteImage(sitk.GetImageFromArray(values), str(tmp_path / f"a.{ending}"))
+    image = read_image(tmp_path / f"a.{ending}")
+    np.testing.assert_array_equal(image.values, values.T)
+    np.testing.assert_allclose(image.affine, np.diag([-1.0, -1.0, 1.0]))
+
+
+def test_colours_are_turned_to_grey(tmp_path: Path) -> None:
+    colours = np.zeros((6, 7, 3), dtype=np.uint8)
+    colours[2, 3] = 200
+    sitk.WriteImage(sitk.GetImageFromArray(colours, isVector=True), str(tmp_path / "a.png"))
+    image = read_image(tmp_path / "a.png")
+    assert image.shape == (7, 6)
+    assert image.values[3, 2] == pytest.approx(200, rel=1e-3)
+
+
+def test_a_folder_with_a_dicom_series(tmp_path: Path) -> None:
+    volume = np.arange(4 * 6 * 7, dtype=np.int16).reshape(4, 6, 7)
+    writer = sitk.ImageFileWriter()
+    writer.KeepOriginalImageUIDOn()
+    for k, values in enumerate(volume):
+        image = sitk.GetImageFromArray(values[None])
+        image.SetSpacing((2.0, 2.0, 3.0))
+        tags = {"0020|000e": "1.2.3", "0020|000d": "1.2", "0020|0032": f"10\\20\\{3 * k}", "0020|0013": str(k)}
+        tags |= {"0020|0037": "1\\0\\0\\0\\1\\0", "0008|0060": "MR", "0008|0018": f"1.2.3.{k + 1}"}
+        for tag, value in tags.items():
+            image.SetMetaData(tag, value)
+        writer.SetFileName(str(tmp_path / f"{k}.dcm"))
+        writer.Execute(image)
+    image = read_image(tmp_path)
+    np.testing.assert_array_equal(image.values, volume.T)
+    np.testing.assert_allclose(transform_points(image.affine, np.array([[0.0, 0, 1]])), [[-10, -20, 3]])
+
+
+def test_nibabel_images_and_arrays_are_images_too() -> None:
+    affine = centred(OBLIQUE, SHAPE)
+    values = picture(SHAPE, affine)
+    for source in (nib.Nifti1Image(values, affine), (values, affine)):
+        image = read_image(source)
+        np.testing.assert_allclose(image.affine, affine)
+        np.testing.assert_array_equal(image.values, values)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_single_slice_is_2d_and_finds_its_way_back(axis: int, tmp_path: Path) -> None:
+    shape = tuple(1 if d == axis else n for d, n in enumerate(SHAPE))
+    affine = centred(OBLIQUE, SHAPE)
+    values = np.random.default_rng(0).random(shape).astype(np.float32)
+    nib.save(nib.Nifti1Image(values, affine), tmp_path / "slice.nii.gz")
+    image = read_image(tmp_path / "slice.nii.gz")
+    assert image.dim == 2 and image.shape == tuple(n for d, n in enumerate(SHAPE) if d != axis)
+    index = np.array([[3.0, 4.0]])
+    in_file = np.insert(index, axis, 0, axis=1)
+    back = transform_points(image.plane, transform_points(image.affine, index))
+    np.testing.assert_allclose(back, transform_points(affine, in_file), atol=1e-5)
+    write_image(tmp_path / "again.nii.gz", image.values, image)
+    again = nib.load(tmp_path / "again.nii.gz")
+    np.testing.assert_allclose(again.affine, affine, atol=1e-5)
+    np.testing.assert_array_equal(np.asarray(again.dataobj), values)
+
+
+def test_what_is_written_keeps_the_header_of_its_model(tmp_path: Path) -> None:
+    affine = centred(OBLIQUE, SHAPE)
+    model = nib.Nifti1Image(np.ones(SHAPE, dtype=np.int16) * 3, affine)
+    model.dataobj[0, 0, 0] = 1
+    model.set_sform(affine, code=4)
+    model.set_qform(affine, code=1)
+    model.header["descrip"] = b"a scan"
+    nib.save(model, tmp_path / "model.nii.gz")
+    written = to_nibabel(np.full(SHAPE, 0.25, dtype=np.float32), read_image(tmp_path / "model.nii.gz"))
+    assert written.header["sform_code"] == 4 and written.header["descrip"] == b"a scan"
+    assert written.get_data_dtype() == np.float32
+    np.testing.assert_array_equal(written.get_fdata(), 0.25)
+
+
+def test_labels_are_integers_in_any_type(tmp_path: Path) -> None:
+    affine = np.eye(4)
+    nib.save(nib.Nifti1Image(np.full(SHAPE, 7.0, dtype=np.float32), affine), tmp_path / "labels.nii.gz")
+    assert read_labels(tmp_path / "labels.nii.gz").values.dtype == np.int32
+    with pytest.raises(MetregError, match=r"labels: wanted integer labels, got values such as 1\.5"):
+        read_labels((np.full(SHAPE, 1.5), affine))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.zeros((4, 4, 4)), "no finite intensity range \\(all 0\\)"),
+        (np.full((4, 4, 4), 5.0), "no finite intensity range \\(all 5\\)"),
+        (np.full((4, 4, 4), np.nan), "64 voxels are NaN or infinite"),
+        (np.zeros((4, 4, 4, 3)), "wanted a 2-D or 3-D image, got shape \\(4, 4, 4, 3\\)"),
+        (np.zeros((0, 4, 4)), "no voxels"),
+        (np.zeros((4,)), "wanted a 2-D or 3-D image"),
+        (np.zeros((4, 4, 4), dtype=complex), "wanted numbers, got voxels of type complex"),
+    ],
+)
+def test_useless_images_are_refused(values: np.ndarray, message: str) -> None:
+    with pytest.raises(MetregError, match=message):
+        read_image((values, np.eye(4)), "moving image")
+
+
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "text.nii.gz").write_text("hello")
+    (tmp_path / "text.png").write_text("hello")
+    good = tmp_path / "good.nii.gz"
+    nib.save(nib.Nifti1Image(np.random.default_rng(0).random((30, 30, 30)), np.eye(4)), good)
+    (tmp_path / "cut.nii.gz").write_bytes(good.read_bytes()[:5000])
+    for name in ("none.nii.gz", "text.nii.gz", "text.png", "cut.nii.gz"):
+        with pytest.raises(MetregError, match=name):
+            read_image(tmp_path / name)
+    with pytest.raises(MetregError, match="one DICOM series, got 0"):
+        read_image(tmp_path)
+    with pytest.raises(MetregError, match="singular"):
+        read_image((np.zeros((4, 4, 4)), np.diag([1.0, 0, 1, 1])))
+
+
+def test_masks_must_lie_on_their_image() -> None:
+    image = read_image((picture(SHAPE, np.eye(4)) + np.arange(9), np.eye(4)))
+    assert read_mask((np.ones(SHAPE), np.eye(4)), image).values.sum() == 7 * 8 * 9
+    with pytest.raises(MetregError, match=r"wanted the grid of .* \(7, 8, 9\), got \(7, 8, 8\)"):
+        read_mask((np.ones((7, 8, 8)), np.eye(4)), image)
+    with pytest.raises(MetregError, match="lies elsewhere"):
+        read_mask((np.ones(SHAPE), np.diag([1.0, 1, 1.1, 1])), image)
+    with pytest.raises(MetregError, match="empty"):
+        read_mask((np.zeros(SHAPE), np.eye(4)), image)
+
+
+def test_weights_must_be_a_mixture() -> None:
+    image = read_image((np.arange(504.0).reshape(SHAPE), np.eye(4)))
+    assert read_weights((np.full((*SHAPE, 4), 0.25), np.eye(4)), image, 4).values.shape == (*SHAPE, 4)
+    with pytest.raises(MetregError, match="4 weights as last axis"):
+        read_weights((np.full((*SHAPE, 3), 1 / 3), np.eye(4)), image, 4)
+    with pytest.raises(MetregError, match="whose sum is one"):
+        read_weights((np.full((*SHAPE, 4), 0.5), np.eye(4)), image, 4)
+
+
+def test_points_are_read_in_their_frame(tmp_path: Path) -> None:
+    path = tmp_path / "points.csv"
+    path.write_text("name,X,y,z\nnose,1,2,3\n")
+    np.testing.assert_array_equal(read_points(path, "ras", 3)[0], [[1, 2, 3]])
+    np.testing.assert_array_equal(read_points(path, "lps", 3)[0], [[-1, -2, 3]])
+    for text, message in (("a,b\n1,2\n", "columns x, y, z"), ("x,y,z\n1,2\n", "line 2"), ("x,y,z\n1,2,inf\n", "finite")):
+        path.write_text(text)
+        with pytest.raises(MetregError, match=message):
+            read_points(path, "ras", 3)

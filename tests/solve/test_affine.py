@@ -1,0 +1,79 @@
+"""A known motion between images with all kinds of headers is found, in millimetres."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from conftest import centred, picture
+from metreg.config import AffineSettings
+from metreg.data.io import Image
+from metreg.grid import transform_points
+from metreg.solve.affine import align
+
+
+def rotation(dim: int, angle: float) -> np.ndarray:
+    turn = np.eye(dim)
+    c, s = np.cos(angle), np.sin(angle)
+    turn[:2, :2] = [[c, -s], [s, c]]
+    if dim == 3:
+        tilt = np.array([[1, 0, 0], [0, np.cos(0.15), -np.sin(0.15)], [0, np.sin(0.15), np.cos(0.15)]])
+        turn = tilt @ turn
+    return turn
+
+
+HEADERS = {
+    "plain": np.diag([2.0, 2.0, 2.0]),
+    "flipped": np.diag([-2.0, 2.0, -2.0]),
+    "permuted": np.array([[0.0, 0, 2], [2, 0, 0], [0, 2, 0]]),
+    "oblique": rotation(3, 0.6) * 2.0,
+    "anisotropic": np.diag([1.5, 2.0, 4.0]),
+    "sheared": np.array([[2.0, 0.6, 0], [0, 2.0, 0.4], [0.2, 0, 2.0]]),
+}
+
+
+def make_image(header: np.ndarray, dim: int, move: np.ndarray | None = None) -> Image:
+    matrix = header[:dim, :dim] if dim == 3 else header[:2, :2]
+    extent = np.linalg.norm(matrix, axis=0)
+    shape = tuple(int(np.ceil(110 / size)) for size in extent)
+    affine = centred(matrix, shape)
+    return Image(picture(shape, affine, move), affine)
+
+
+@pytest.mark.parametrize("header", list(HEADERS))
+@pytest.mark.parametrize("similarity", ["mi", "ncc"])
+def test_a_rigid_motion_is_found_whatever_the_headers(similarity: str, header: str) -> None:
+    move = np.eye(4)
+    move[:3, :3] = rotation(3, 0.3)
+    move[:3, 3] = [9.0, -6.0, 5.0]
+    fixed = make_image(HEADERS[header], 3, move)  # fixed(x) = moving(move x)
+    moving = make_image(HEADERS["plain" if header != "plain" else "oblique"], 3)
+    found = align(moving, fixed, AffineSettings(kind="rigid", similarity=similarity))  # type: ignore[arg-type]
+    points = np.random.default_rng(0).uniform(-20, 20, size=(100, 3))
+    gap = np.linalg.norm(transform_points(found, points) - transform_points(move, points), axis=1)
+    assert gap.max() < (0.2 if similarity == "ncc" else 0.5)
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_an_affine_motion_is_found(dim: int) -> None:
+    move = np.eye(dim + 1)
+    move[:dim, :dim] = rotation(dim, -0.2) @ (np.eye(dim) + 0.08 * np.triu(np.ones((dim, dim))))
+    move[:dim, dim] = np.array([4.0, -7.0, 3.0])[:dim]
+    fixed, moving = make_image(HEADERS["flipped"], dim, move), make_image(HEADERS["plain"], dim)
+    found = align(moving, fixed, AffineSettings(kind="affine"))
+    points = np.random.default_rng(0).uniform(-20, 20, size=(100, dim))
+    gap = np.linalg.norm(transform_points(found, points) - transform_points(move, points), axis=1)
+    assert gap.max() < 0.2
+
+
+def test_none_leaves_the_headers_alone() -> None:
+    image = make_image(HEADERS["plain"], 2)
+    np.testing.assert_array_equal(align(image, image, AffineSettings(kind="none")), np.eye(3))
+
+
+def test_a_rigid_alignment_is_rigid_and_deterministic() -> None:
+    move = np.diag([1.1, 0.9, 1.0])
+    fixed, moving = make_image(HEADERS["plain"], 2, move), make_image(HEADERS["plain"], 2)
+    found = align(moving, fixed, AffineSettings(kind="rigid"))
+    np.testing.assert_allclose(found[:2, :2] @ found[:2, :2].T, np.eye(2), atol=1e-9)
+    np.testing.assert_array_equal(found, align(moving, fixed, AffineSettings(kind="rigid")))

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from helpers import random_field
+from metreg.checks import MetregError
+from metreg.config import make_settings
+from metreg.evaluate.displacement import displacement_error
+from metreg.flow.maps import certify, compose, count_folds
+from metreg.grid import Grid
+from metreg.interpolate import sample, upsample
+from metreg.similarity.ncc import ncc
+from metreg.solve.multiscale import levels
+from metreg.solve.optimise import clip_each, has_stalled
+from metreg.solve.register import register_pair
+from metreg.synthetic import DISC, RING, RingPair, ring_pair
+
+SHORT = {"paper2d": {"solve.iterations": [60]}, "default": {"solve.iterations": [20, 20, 10]}}
+
+
+@pytest.fixture(scope="module")
+def rings() -> RingPair:
+    return ring_pair(torch.Generator().manual_seed(1))
+
+
+def errors(pair: RingPair, phi_inv: torch.Tensor) -> list[float]:
+    regions = [(pair.target_labels == label)[:, 0] for label in (DISC, RING)]
+    return [float(displacement_error(phi_inv, pair.phi_inv, region, pair.grid)) for region in regions]
+
+
+@pytest.mark.parametrize("preset", ["paper2d", "default"])
+def test_rings_come_closer_to_the_true_map(preset: str, rings: RingPair) -> None:
+    settings = make_settings(preset, changes=SHORT[preset])
+    result = register_pair(rings.source, rings.target, rings.grid, settings)
+    before = errors(rings, rings.grid.points(rings.source))
+    after = errors(rings, upsample(result.phi_inv, rings.grid))
+    assert after[0] < before[0] and after[1] < before[1] / 2
+    assert int(count_folds(result.phi_inv, result.grid)) == 0
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam", "lbfgs"])
+@pytest.mark.parametrize("integrator", ["rk4", "squaring"])
+def test_every_optimiser_lowers_the_energy(optimiser: str, integrator: str, rings: RingPair) -> None:
+    rate = {"sgd": 0.02, "adam": 0.01, "lbfgs": 1.0}[optimiser]
+    changes = {
+        "solve.optimiser": optimiser,
+        "solve.learning_rate": rate,
+        "flow.integrator": integrator,
+        "solve.iterations": [25],
+    }
+    result = register_pair(rings.source, rings.target, rings.grid, make_settings("paper2d", changes=changes))
+    first, last = result.history[0].terms, result.energy
+    assert sum(last.values()) < 0.5 * sum(first.values())
+
+
+def test_local_weights_register_too_and_constant_ones_give_the_global_result(rings: RingPair) -> None:
+    settings = make_settings("paper2d", changes={"solve.iterations": [30]})
+    local = register_pair(rings.source, rings.target, rings.grid, settings, weights=rings.weights)
+    assert local.metric.w.dim() == 4
+    assert sum(local.energy.values()) < 0.5 * sum(local.history[0].terms.values())
+    sigma = local.metric.local_sigma()
+    assert sigma.min() < 0.1 < sigma.max()
+
+    w = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    changes = {"solve.iterations": [10], "metric.weights": w.tolist()}
+    settings = make_settings("paper2d", changes=changes)
+    everywhere = w.view(1, 4, 1, 1).expand(1, 4, *rings.grid.shape)
+    one = register_pair(rings.source, rings.target, rings.grid, settings)
+    other = register_pair(rings.source, rings.target, rings.grid, settings, weights=everywhere)
+    torch.testing.assert_close(one.phi_inv, other.phi_inv, atol=1e-4, rtol=0)
+
+
+def test_the_border_stays_and_the_inverse_is_one(rings: RingPair) -> None:
+    settings = make_settings(changes=SHORT["default"])
+    result = register_pair(rings.source, rings.target, rings.grid, settings)
+    assert certify(result.phi_inv.double(), result.grid).holds
+    h = torch.tensor(result.grid.spacing).view(1, 2, 1, 1)
+    for outer, inner in ((result.phi_inv, result.phi), (result.phi, result.phi_inv)):
+        gap = (compose(outer, inner, result.grid) - result.grid.points(outer)) / h
+        assert gap.norm(dim=1).max() < 0.1
+
+
+def test_three_dimensions() -> None:
+    grid = Grid((28, 26, 24), (0.04,) * 3)
+    x = grid.points(torch.empty(0)) - 0.5
+
+    def ball(scale: float) -> torch.Tensor:
+        radius = (x / torch.tensor([1.0, scale, 1 / scale]).view(1, 3, 1, 1, 1)).norm(dim=1, keepdim=True)
+        return torch.sigmoid((0.25 - radius) / 0.02)
+
+    settings = make_settings(changes={"solve.iterations": [15, 15, 5], "similarity.name": "ncc"})
+    result = register_pair(ball(1.0), ball(1.15), grid, settings)
+    warped = sample(ball(1.0), upsample(result.phi_inv, grid), grid)
+    assert ncc(warped, ball(1.15)).item() < 0.3 * ncc(ball(1.0), ball(1.15)).item()
+    assert certify(result.phi_inv.double(), result.grid).holds
+
+
+def test_the_same_run_twice_gives_the_same_bits(rings: RingPair) -> None:
+    settings = make_settings(changes={"solve.iterations": [5, 5, 2]})
+    one, two = (register_pair(rings.source, rings.target, rings.grid, settings) for _ in range(2))
+    assert torch.equal(one.m, two.m) and torch.equal(one.phi_inv, two.phi_inv)
+
+
+def test_the_pyramid_has_the_levels_that_were_asked_for(rings: RingPair) -> None:
+    settings = make_settings(changes={"solve.shrink": [4, 2, 1], "solve.iterations": [3, 2, 1]})
+    found = list(levels(rings.source, rings.target, rings.grid, settings))
+    assert [level.scene.grid.shape for level in found] == [(32, 32), (64, 64), (128, 128)]
+    assert [level.scene.map_grid.shape for level in found] == [(16, 16), (32, 32), (64, 64)]
+    result = register_pair(rings.source, rings.target, rings.grid, settings)
+    assert [(record.level, record.iteration) for record in result.history] == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (2, 1)]
+
+
+def test_the_stop_rule() -> None:
+    falling = [100 * 0.9**i for i in range(40)]
+    assert not has_stalled(falling, 1e-3)
+    assert has_stalled([*falling, *[falling[-1]] * 11], 1e-3)
+    assert not has_stalled([1.0] * 100, 0)
+
+
+def test_gradients_are_clipped_pair_by_pair() -> None:
+    m = torch.zeros(2, 2, 4, 4, dtype=torch.float64)
+    m.grad = random_field(2, 2, 4, 4)
+    m.grad[1] *= 1e-3
+    small = m.grad[1].clone()
+    clip_each(m, 1.0)
+    assert m.grad[0].norm() == pytest.approx(1.0)
+    torch.testing.assert_close(m.grad[1], small)
+
+
+def test_a_divergence_is_named(rings: RingPair) -> None:
+    settings = make_settings("paper2d", changes={"solve.learning_rate": 1e30, "solve.clip": 1e30, "solve.iterations": [5]})
+    with pytest.raises(MetregError, match="not finite"):
+        register_pair(rings.source, rings.target, rings.grid, settings)
+
+
+def test_fields_of_the_wrong_shape_are_refused(rings: RingPair) -> None:
+    with pytest.raises(MetregError, match=r"target: wanted shape \(B, 1, 128, 128\), got \(1, 1, 64, 64\)"):
+        register_pair(rings.source, rings.target[..., :64, :64], rings.grid, make_settings())
+    with pytest.raises(MetregError, match="weights: wanted 4 of them"):
+        register_pair(rings.source, rings.target, rings.grid, make_settings(), weights=rings.weights[:, :3])
