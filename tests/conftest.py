@@ -37,9 +37,7 @@ def blob(points: np.ndarray) -> np.ndarray:
     centres = np.array([[0, 0, 0], [14, 5, -6], [-12, 9, 8], [4, -16, 10]])[:, :dim]
     widths, heights = (16.0, 6.0, 7.0, 6.0), (1.0, 0.8, -0.6, 0.7)
     waves = 1 + 0.15 * np.cos(points[:, 0] / 4) * np.cos(points[:, 1] / 5)
-    terms = [
-        h * np.exp(-((points - c) ** 2).sum(1) / 2 / w**2) for c, w, h in zip(centres, widths, heights, strict=True)
-    ]
+    terms = [h * np.exp(-((points - c) ** 2).sum(1) / 2 / w**2) for c, w, h in zip(centres, widths, heights, strict=True)]
     return 1000 * np.clip(sum(terms) * waves - 0.05, 0, None)
 
 

@@ -6,7 +6,7 @@ from torch.autograd import gradcheck
 
 from helpers import adjoint_gap, random_field
 from metreg.grid import Grid
-from metreg.interpolate import along_axis, downsample, sample, upsample
+from metreg.interpolate import along_axis, downsample, fill_unknown, sample, upsample
 
 DIMS = [2, 3]
 
@@ -52,6 +52,17 @@ def test_downsample_keeps_constants() -> None:
     coarse = Grid((20, 21), (1.0, 1.0)).coarsen(0.3)
     f = torch.full((1, 1, 20, 21), 3.0)
     torch.testing.assert_close(downsample(f, coarse), torch.full((1, 1, *coarse.shape), 3.0))
+
+
+def test_unknown_values_are_carried_on_from_the_known_ones() -> None:
+    grid = Grid((40, 44), (1.0, 1.0))
+    f, known = random_field(1, 1, 40, 44), torch.zeros(1, 1, 40, 44, dtype=torch.float64)
+    known[..., 5:20, 10:30] = 1
+    filled = fill_unknown(known * f, known, grid)
+    assert torch.equal(filled[known == 1], f[known == 1])
+    assert filled.abs().max() <= f[known == 1].abs().max()
+    constant = torch.full_like(f, 0.7)
+    torch.testing.assert_close(fill_unknown(known * constant, known, grid), constant)
 
 
 @pytest.mark.parametrize("axis", [2, 3, 4])

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).resolve().parents[1] / "src" / "metreg"
-ORDER = """
+WALK = """
     checks config grid fields interpolate data.whole data.io data.intensity data.transforms data.pair
     metric.base metric.gaussian metric.multi_gaussian flow.steps flow.stationary flow.maps
     similarity.ssd similarity.ncc similarity.lncc similarity.mi similarity energy synthetic
     solve.result solve.optimise solve.multiscale solve.affine solve.register
     evaluate.overlap evaluate.displacement report.plots report.page results pipeline apply demo cli
-""".split()
+"""
+ORDER = WALK.split()
 FILES = sorted(path for path in SRC.rglob("*.py") if path.read_text().strip() and path != SRC / "__init__.py")
 
 

@@ -64,6 +64,17 @@ def downsample(f: Tensor, coarse: Grid) -> Tensor:
     return f
 
 
+def fill_unknown(f: Tensor, known: Tensor, grid: Grid) -> Tensor:
+    """f where `known` (B, 1, *S) is one; elsewhere carried on smoothly from there, near from near, far from far."""
+    if bool((known == 1).all()) or max(grid.shape) <= 4:
+        return f
+    coarse = grid.coarsen(0.5)
+    share = downsample(known, coarse)
+    average = downsample(known * f, coarse) / share.clamp(min=1e-6)
+    behind = upsample(fill_unknown(average, (share > 0.01).to(f.dtype), coarse), grid)
+    return torch.where(known > 0.99, f, behind)
+
+
 def _linear_matrix(n: int, m: int, like: Tensor) -> Tensor:
     """Weights (m, n) that take n points on a line to m points on the same line."""
     at = torch.linspace(0, n - 1, m, dtype=torch.float64)

@@ -110,7 +110,9 @@ def test_a_transform_between_slices_of_3d_files_is_3d(tmp_path: Path) -> None:
     write_transform(tmp_path / "t.h5", solid)
     theirs = sitk.ReadTransform(str(tmp_path / "t.h5"))
     point = lift(fixed, points)[0]
-    np.testing.assert_allclose(np.array(theirs.TransformPoint((FLIP @ point).tolist())) @ FLIP, solid.apply(point[None])[0], atol=1e-4)
+    np.testing.assert_allclose(
+        np.array(theirs.TransformPoint((FLIP @ point).tolist())) @ FLIP, solid.apply(point[None])[0], atol=1e-4
+    )
 
 
 def test_points_of_the_wrong_dimension_are_refused() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_steps import smooth_velocity
 from torch import Tensor
 
 from helpers import random_field
@@ -9,7 +10,6 @@ from metreg.fields import determinant, gradient, jacobian_determinant
 from metreg.flow.maps import bernstein_minimum, certify, compose, count_folds, invert
 from metreg.flow.stationary import flow
 from metreg.grid import Grid
-from test_steps import smooth_velocity
 
 
 def identity(grid: Grid) -> Tensor:

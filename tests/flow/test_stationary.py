@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_steps import smooth_velocity
 from torch.autograd import gradcheck
 
 from helpers import observed_order, random_field
@@ -9,7 +10,6 @@ from metreg.checks import MetregError
 from metreg.flow.maps import compose
 from metreg.flow.stationary import exponentiate, flow, needed_steps, speed
 from metreg.grid import Grid
-from test_steps import smooth_velocity
 
 
 @pytest.mark.parametrize("dim", [2, 3])

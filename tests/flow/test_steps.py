@@ -17,7 +17,7 @@ def smooth_velocity(grid: Grid, scale: float = 0.1) -> Tensor:
     """A divergence-free swirl, smooth, zero at the border of the unit square, with a third component in 3-D."""
     x = grid.points(torch.empty(0, dtype=torch.float64))
     s, c = torch.sin(math.pi * x), torch.cos(math.pi * x)
-    parts = [s[:, 0] ** 2 * s[:, 1] * c[:, 1], -s[:, 1] ** 2 * s[:, 0] * c[:, 0]]
+    parts = [s[:, 0] ** 2 * s[:, 1] * c[:, 1], -(s[:, 1] ** 2) * s[:, 0] * c[:, 0]]
     if grid.dim == 3:
         parts = [part * s[:, 2] for part in (*parts, s[:, 0] * s[:, 1])]
     return scale * torch.stack(parts, dim=1)

@@ -108,7 +108,14 @@ def test_the_pyramid_has_the_levels_that_were_asked_for(rings: RingPair) -> None
     assert [level.scene.grid.shape for level in found] == [(32, 32), (64, 64), (128, 128)]
     assert [level.scene.map_grid.shape for level in found] == [(16, 16), (32, 32), (64, 64)]
     result = register_pair(rings.source, rings.target, rings.grid, settings)
-    assert [(record.level, record.iteration) for record in result.history] == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (2, 1)]
+    assert [(record.level, record.iteration) for record in result.history] == [
+        (0, 1),
+        (0, 2),
+        (0, 3),
+        (1, 1),
+        (1, 2),
+        (2, 1),
+    ]
 
 
 def test_the_stop_rule() -> None:

@@ -15,6 +15,7 @@ from metreg.data.intensity import standardise
 from metreg.data.io import Image
 from metreg.data.transforms import Affine, Transform, sample_at
 from metreg.grid import Array, Grid, is_orthogonal, transform_points, voxel_size, world_points
+from metreg.interpolate import fill_unknown
 
 BACKGROUND = 0.02
 """Standardised intensities below this are background."""
@@ -47,23 +48,29 @@ def make_pair(
 ) -> Pair:
     """Both images on the domain of the fixed one. `affine` takes fixed world points to moving world points."""
     shape, domain = domain_of(fixed, math.ceil(settings.metric.window / settings.flow.map_factor))
-    grid = Grid.unit_cube(shape, domain) if settings.unit_cube else Grid.of_image(shape, domain, settings.length_mm or content_length(fixed))
+    grid = (
+        Grid.unit_cube(shape, domain)
+        if settings.unit_cube
+        else Grid.of_image(shape, domain, settings.length_mm or content_length(fixed))
+    )
     here = Image(np.empty(shape, dtype=np.uint8), domain, "domain")
 
-    def bring(image: Image, values: Array, matrix: Array) -> Tensor:
-        found = Transform((Affine(matrix),)).resample(image.with_values(values), here)
-        return torch.from_numpy(found)[None, None].to(device)
+    def bring(image: Image, mask: Image | None, matrix: Array) -> tuple[Tensor, Tensor]:
+        """An image on the domain, carried on beyond what is known of it, and where that is."""
+        there, seen = Transform((Affine(matrix),)), None if mask is None else mask.values
+        known = image.with_values(np.ones(image.shape, dtype=np.float32) if seen is None else seen)
+        values = image.with_values(standardise(image.values, seen))
+        f, k = (torch.from_numpy(there.resample(part, here))[None, None].to(device) for part in (values, known))
+        return fill_unknown(f, k, grid), k
 
-    def bring_mask(image: Image, mask: Image | None, matrix: Array) -> Tensor:
-        return bring(image, np.ones(image.shape, dtype=np.float32) if mask is None else mask.values, matrix)
-
-    identity = np.eye(fixed.dim + 1)
-    mask = bring_mask(moving, moving_mask, affine) * bring_mask(fixed, fixed_mask, identity)
+    source, source_known = bring(moving, moving_mask, affine)
+    target, target_known = bring(fixed, fixed_mask, np.eye(fixed.dim + 1))
+    mask = source_known * target_known
     if not bool(mask.any()):
         raise MetregError(f"images do not overlap after the alignment: {moving.name}, {fixed.name}; check their headers")
     return Pair(
-        source=bring(moving, standardise(moving.values), affine),
-        target=bring(fixed, standardise(fixed.values), identity),
+        source=source,
+        target=target,
         grid=grid,
         mask=None if bool((mask == 1).all()) else mask,
         weights=None if weights is None else _bring_weights(weights, here, affine, device),

@@ -20,7 +20,9 @@ def compose(outer: Tensor, inner: Tensor, grid: Grid) -> Tensor:
     return inner + sample(outer - x, inner, grid)
 
 
-def invert(phi: Tensor, grid: Grid, *, start: Tensor | None = None, iterations: int = 30, tolerance: float = 1e-3) -> Tensor:
+def invert(
+    phi: Tensor, grid: Grid, *, start: Tensor | None = None, iterations: int = 30, tolerance: float = 1e-3
+) -> Tensor:
     """The inverse psi of a map at the grid's points, phi(psi(x)) = x, by damped Newton iteration from `start`.
 
     A point never takes a step that makes its mismatch larger. `tolerance` is in voxels.

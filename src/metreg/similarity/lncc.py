@@ -12,15 +12,17 @@ from metreg.interpolate import along_axis
 from metreg.metric.gaussian import gaussian_matrix
 
 Kernel = Literal["box", "gaussian"]
-TINY = 1e-5
-"""Variance of noise (intensities are in [0, 1]): where a window varies less than that, its correlation fades to zero."""
+TINY = 1e-6
+"""Smallest variance that single precision tells from rounding; intensities are in [0, 1]."""
+FLAT = 1e-4
+"""Variance of noise: windows of the target that vary less count for little, so that background has no say."""
 
 
 def lncc(warped: Tensor, target: Tensor, mask: Tensor | None = None, *, window: int = 9, kernel: Kernel = "box") -> Tensor:
-    """Mean over the mask of 1 - lncc^2, in [0, 1].  (B, C, *S) -> (B,).
+    """Mean of 1 - lncc^2 over the windows in which the target varies, in [0, 1].  (B, C, *S) -> (B,).
 
     `window` is the width of a box in voxels; the Gaussian has the same standard deviation as that box. Windows are cut
-    off at the border and at the mask.
+    off at the border and at the mask. The weight of a window depends on the target alone: equal images are a minimum.
     """
 
     def mean(f: Tensor) -> Tensor:
@@ -29,14 +31,15 @@ def lncc(warped: Tensor, target: Tensor, mask: Tensor | None = None, *, window: 
     one = torch.ones_like(target[:, :1]) if mask is None else mask
     count = window_sum(one, window, kernel).clamp(min=1e-3)
     # centred once, so that E[a^2] - E[a]^2 does not cancel
-    a, b = warped - warped.mean(), target - target.mean()
+    a, b = warped - warped.detach().mean(), target - target.mean()
     mean_a, mean_b = mean(a), mean(b)
     covariance = mean(a * b) - mean_a * mean_b
-    variance_a = (mean(a * a) - mean_a**2).clamp(min=0)
-    variance_b = (mean(b * b) - mean_b**2).clamp(min=0)
-    correlation = covariance**2 / (variance_a * variance_b + TINY**2 + TINY * (variance_a + variance_b))
-    total = one.expand_as(target).flatten(1).sum(1).clamp(min=1)
-    return 1 - (one * correlation).flatten(1).sum(1) / total
+    variance_a = (mean(a * a) - mean_a**2).clamp(min=TINY)
+    variance_b = (mean(b * b) - mean_b**2).clamp(min=TINY)
+    correlation = covariance**2 / (variance_a * variance_b)
+    weight = one * variance_b / (variance_b + FLAT)
+    total = weight.flatten(1).sum(1).clamp(min=TINY)
+    return 1 - (weight * correlation).flatten(1).sum(1) / total
 
 
 def window_sum(f: Tensor, window: int, kernel: Kernel) -> Tensor:

@@ -74,8 +74,9 @@ def align(
 
 def _prepare(image: Image, mask: Image | None) -> tuple[Tensor, Tensor]:
     """Standardised values and mask, (1, 1, *S) each."""
-    values = torch.from_numpy(standardise(image.values))[None, None]
-    known = torch.ones_like(values) if mask is None else torch.from_numpy(mask.values)[None, None]
+    seen = None if mask is None else mask.values
+    values = torch.from_numpy(standardise(image.values, seen))[None, None]
+    known = torch.ones_like(values) if seen is None else torch.from_numpy(seen)[None, None]
     return values, known
 
 

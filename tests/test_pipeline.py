@@ -1,0 +1,253 @@
+"""The whole way: two images in, a folder out that other tools read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import SimpleITK as sitk
+
+import metreg
+from conftest import centred, picture
+from metreg.checks import MetregError
+from metreg.data.transforms import Transform
+from metreg.grid import transform_points, world_points
+
+QUICK = {"solve.iterations": [20, 10, 4]}
+FLIP = np.diag([-1.0, -1.0, 1.0])
+
+
+def bend(points: np.ndarray) -> np.ndarray:
+    """A smooth, known deformation of the world around the origin."""
+    r2 = (points**2).sum(1, keepdims=True)
+    swing = np.stack(
+        [np.cos(points[:, 1] / 15), np.sin(points[:, 0] / 15), *[np.zeros(len(points))] * (points.shape[1] - 2)], 1
+    )
+    return points + 3 * swing * np.exp(-r2 / 2 / 25**2)
+
+
+def bent_picture(shape: tuple[int, ...], affine: np.ndarray) -> np.ndarray:
+    from conftest import blob
+
+    return blob(bend(world_points(shape, affine))).reshape(shape).astype(np.float32)
+
+
+def save(path: Path, values: np.ndarray, affine: np.ndarray) -> Path:
+    full = np.eye(4)
+    keep = [0, 1, 3] if len(affine) == 3 else [0, 1, 2, 3]
+    full[np.ix_(keep, keep)] = affine
+    nib.save(nib.Nifti1Image(values, full), path)
+    return path
+
+
+def rotated(angle: float) -> np.ndarray:
+    c, s = np.cos(angle), np.sin(angle)
+    return np.array([[c, -s, 0], [s, c, 0], [0, 0, 1.0]])
+
+
+HEADERS = {
+    "2-D": (np.diag([-2.0, -2.0]), np.diag([-2.0, -2.2])),
+    "3-D, flipped and anisotropic": (np.diag([3.0, 3.0, 3.0]), np.diag([-3.0, 3.5, 4.0])),
+    "3-D, permuted and oblique": (np.diag([3.0, -3.0, 3.0])[:, [2, 0, 1]], rotated(0.4) * 3.2),
+    "3-D, sheared": (np.diag([3.0, 3.0, 3.0]), np.array([[3.0, 0.6, 0], [0, 3.0, 0.5], [0.3, 0, 3.0]])),
+}
+
+
+@pytest.mark.parametrize("header", list(HEADERS))
+def test_a_known_deformation_is_found_and_other_software_agrees(header: str, tmp_path: Path) -> None:
+    moving_axes, fixed_axes = HEADERS[header]
+    shapes = [tuple(int(110 / size) for size in np.linalg.norm(axes, axis=0)) for axes in (moving_axes, fixed_axes)]
+    affines = [centred(axes, shape) for axes, shape in zip((moving_axes, fixed_axes), shapes, strict=True)]
+    moving = save(tmp_path / "moving.nii.gz", picture(shapes[0], affines[0]), affines[0])
+    fixed = save(tmp_path / "fixed.nii.gz", bent_picture(shapes[1], affines[1]), affines[1])
+    result = metreg.register(moving, fixed, changes=QUICK)
+    result.save(tmp_path / "out")
+    dim = len(moving_axes)
+
+    # the truth, in mm
+    points = np.random.default_rng(0).uniform(-15, 15, size=(300, dim))
+    before = np.linalg.norm(bend(points) - points, axis=1).mean()
+    after = np.linalg.norm(bend(points) - result.transform.apply(points), axis=1).mean()
+    assert after < 0.4 * before
+    assert result.folds == 0 and result.certificate.holds
+
+    # points through SimpleITK, both ways
+    flip = FLIP[:dim, :dim]
+    for name, ours in (("moving_to_fixed", result.transform), ("fixed_to_moving", result.inverse)):
+        theirs = sitk.ReadTransform(str(tmp_path / "out" / f"{name}.h5"))
+        found = np.array([theirs.TransformPoint((flip @ p).tolist()) for p in points]) @ flip
+        np.testing.assert_allclose(ours.apply(points), found, atol=1e-3)
+    round_trip = result.inverse.apply(result.transform.apply(points))
+    assert np.linalg.norm(round_trip - points, axis=1).max() < 0.1 * np.linalg.norm(fixed_axes, axis=0).min()
+
+    # the warped image through SimpleITK, which cannot read a sheared header
+    warped = nib.load(tmp_path / "out" / "warped.nii.gz")
+    np.testing.assert_allclose(warped.affine, nib.load(fixed).affine, atol=1e-6)
+    if "sheared" not in header:
+        images = [sitk.ReadImage(str(path)) for path in (moving, fixed)]
+        theirs = sitk.ReadTransform(str(tmp_path / "out" / "moving_to_fixed.h5"))
+        resampled = sitk.GetArrayFromImage(sitk.Resample(*images, theirs, sitk.sitkLinear, 0.0)).T
+        gap = np.abs(np.asarray(warped.dataobj) - resampled)
+        assert (gap > 0.5).mean() < 1e-3  # of 1000; at the edge of the moving image either may be right
+
+
+def test_the_folder_holds_what_is_promised(pair_files: tuple[Path, Path], tmp_path: Path) -> None:
+    moving, fixed = pair_files
+    labels = []
+    for path in pair_files:
+        image = nib.load(path)
+        values = (image.get_fdata() > 300).astype(np.uint8) + (image.get_fdata() > 700)
+        labels.append(save(tmp_path / f"labels_{path.name}", values.astype(np.uint8), image.affine))
+    names = tmp_path / "names.csv"
+    names.write_text("number,name\n1,rind\n2,core\n")
+    result = metreg.register(
+        moving, fixed, moving_labels=labels[0], fixed_labels=labels[1], label_names=names, changes=QUICK
+    )
+    out = tmp_path / "out"
+    result.save(out)
+    expected = (
+        "warped.nii.gz warped_labels.nii.gz moving_to_fixed.h5 fixed_to_moving.h5 moving_affine.nii.gz sigma.nii.gz "
+        "weights.nii.gz jacobian.nii.gz momentum.safetensors result.json settings.toml report.html"
+    )
+    assert {path.name for path in out.iterdir()} == set(expected.split())
+
+    told = json.loads((out / "result.json").read_text())
+    assert told["folds"] == 0 and told["certificate"]["holds"] is True
+    assert told["overlap"]["after"]["target_overlap"] > told["overlap"]["before"]["target_overlap"]
+    assert [row["name"] for row in told["overlap_by_label"]] == ["rind", "core"]
+    assert told["energy"]["total"] == pytest.approx(told["energy"]["similarity"] + told["energy"]["regularity"])
+    assert told["seed"] == 0 and told["versions"]["metreg"] and told["configuration"]["solve"]["optimiser"] == "lbfgs"
+    assert told["metric"] == "global" and told["metric_licence"]
+
+    sigma, weights = nib.load(out / "sigma.nii.gz"), nib.load(out / "weights.nii.gz")
+    assert weights.shape == (*sigma.shape, 4)
+    np.testing.assert_allclose(weights.get_fdata().sum(-1), 1, atol=1e-5)
+    length = told["configuration"]["length_mm"]
+    assert 0.01 * length <= sigma.get_fdata().min() <= sigma.get_fdata().max() <= 0.2 * length
+    assert nib.load(out / "jacobian.nii.gz").get_fdata().min() > 0
+    assert set(np.unique(nib.load(out / "warped_labels.nii.gz").dataobj)) <= {0, 1, 2}
+    page = (out / "report.html").read_text()
+    assert "data:image/png;base64" in page and "http" not in page
+
+    # the same settings again, from the file that was written, give the same map
+    again = metreg.register(moving, fixed, settings=metreg.make_settings(config=out / "settings.toml"))
+    np.testing.assert_array_equal(again.transform.parts[0].displacement, result.transform.parts[0].displacement)
+
+    # and so does the compact form
+    there, back = metreg.read_momentum(out / "momentum.safetensors")
+    points = np.random.default_rng(0).uniform(-20, 20, size=(50, 3))
+    np.testing.assert_allclose(there.apply(points), result.transform.apply(points), atol=1e-4)
+    np.testing.assert_allclose(back.apply(points), result.inverse.apply(points), atol=1e-4)
+
+
+def test_arrays_and_nibabel_images_register_like_files(pair_files: tuple[Path, Path]) -> None:
+    images = [nib.load(path) for path in pair_files]
+    arrays = [(image.get_fdata(), image.affine) for image in images]
+    changes = {"solve.iterations": [3, 2, 1]}
+    fields = [
+        metreg.register(*pair, changes=changes).transform.parts[0].displacement for pair in (pair_files, images, arrays)
+    ]
+    np.testing.assert_allclose(fields[0], fields[1], atol=1e-5)
+    np.testing.assert_allclose(fields[0], fields[2], atol=1e-5)
+
+
+def test_single_slices_of_3d_files(tmp_path: Path) -> None:
+    shape, axes = (50, 55), np.diag([2.0, 2.0])
+    affine = np.eye(4)
+    affine[:3, 0], affine[:3, 1], affine[:3, 2] = (2.0, 0, 0), (0, 0, 3.0), (0, 2.0, 0)  # coronal
+    affine[:3, 3] = (-49, 17, -54)
+    flat = centred(axes, shape)
+    moving = tmp_path / "moving.nii.gz"
+    fixed = tmp_path / "fixed.nii.gz"
+    nib.save(nib.Nifti1Image(picture(shape, flat)[:, None], affine), moving)
+    nib.save(nib.Nifti1Image(bent_picture(shape, flat)[:, None], affine), fixed)
+    result = metreg.register(moving, fixed, changes=QUICK)
+    result.save(tmp_path / "out")
+    warped = nib.load(tmp_path / "out" / "warped.nii.gz")
+    assert warped.shape == (50, 1, 55)
+    np.testing.assert_allclose(warped.affine, affine)
+    images = [sitk.ReadImage(str(path)) for path in (moving, fixed)]
+    theirs = sitk.ReadTransform(str(tmp_path / "out" / "moving_to_fixed.h5"))
+    resampled = sitk.GetArrayFromImage(sitk.Resample(*images, theirs, sitk.sitkLinear, 0.0)).T
+    assert (np.abs(np.asarray(warped.dataobj) - resampled) > 0.5).mean() < 2e-3
+    x = np.array([[3.0, 17.0, -4.0]])
+    np.testing.assert_allclose(result.inverse.apply(result.transform.apply(x)), x, atol=0.05)
+
+
+def test_given_weights_make_the_metric_local(pair_files: tuple[Path, Path], tmp_path: Path) -> None:
+    moving, fixed = pair_files
+    image = nib.load(moving)
+    soft = image.get_fdata()[..., None] > 500
+    weights = np.where(soft, [0.4, 0.3, 0.2, 0.1], [0.0, 0.0, 0.0, 1.0]).astype(np.float32)
+    path = save(tmp_path / "w.nii.gz", weights, image.affine)
+    result = metreg.register(moving, fixed, weights=path, changes=QUICK)
+    sigma = result.sigma.get_fdata()
+    assert sigma.min() < 0.75 * sigma.max()
+    assert result.folds == 0
+    result.save(tmp_path / "out")
+    there, _ = metreg.read_momentum(tmp_path / "out" / "momentum.safetensors")
+    points = np.random.default_rng(0).uniform(-20, 20, size=(50, 3))
+    np.testing.assert_allclose(there.apply(points), result.transform.apply(points), atol=1e-4)
+
+
+def test_masks_keep_an_artefact_from_pulling(tmp_path: Path) -> None:
+    shape, affine = (60, 60), centred(np.diag([2.0, 2.0]), (60, 60))
+    clean = picture(shape, affine)
+    spoilt = clean.copy()
+    spoilt[36:42, 28:34] = 2500
+    mask = np.ones(shape, dtype=np.uint8)
+    mask[34:44, 26:36] = 0
+    paths = {name: save(tmp_path / f"{name}.nii.gz", v, affine) for name, v in (("a", clean), ("b", spoilt), ("m", mask))}
+    points = np.random.default_rng(0).uniform(-30, 30, size=(200, 2))
+
+    def moved(**masks: Path) -> float:
+        result = metreg.register(paths["a"], paths["b"], changes={**QUICK, "affine.kind": "none"}, **masks)
+        return float(np.linalg.norm(result.transform.apply(points) - points, axis=1).mean())
+
+    assert moved(fixed_mask=paths["m"]) < 0.25 * moved()
+
+
+def test_images_of_unlike_dimension_are_refused() -> None:
+    flat = (np.random.default_rng(0).random((8, 9)), np.eye(3))
+    solid = (np.random.default_rng(0).random((8, 9, 7)), np.eye(4))
+    with pytest.raises(MetregError, match="moving image is 2-D and fixed image 3-D"):
+        metreg.register(flat, solid)
+
+
+def test_images_that_never_meet_are_refused() -> None:
+    values = np.random.default_rng(0).random((20, 20))
+    far = np.array([[1.0, 0, 5000], [0, 1, 0], [0, 0, 1]])
+    with pytest.raises(MetregError, match="do not overlap"):
+        metreg.register((values, np.eye(3)), (values, far), changes={"affine.kind": "none"})
+
+
+def test_an_interrupted_save_leaves_nothing(
+    pair_files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = metreg.register(*pair_files, changes={"solve.iterations": [1, 1, 1]})
+    before = set(tmp_path.iterdir())
+
+    def broken(self: Transform) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(metreg.Result, "report", broken)
+    with pytest.raises(KeyboardInterrupt):
+        result.save(tmp_path / "out")
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_overwriting_replaces_our_files_and_keeps_others(pair_files: tuple[Path, Path], tmp_path: Path) -> None:
+    result = metreg.register(*pair_files, changes={"solve.iterations": [1, 1, 1]})
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    (out / "warped_labels.nii.gz").write_text("of an earlier run")
+    with pytest.raises(MetregError, match="exists; choose another name or say --overwrite"):
+        result.save(out)
+    result.save(out, overwrite=True)
+    assert (out / "notes.txt").read_text() == "mine"
+    assert not (out / "warped_labels.nii.gz").exists()
+    assert transform_points(np.eye(4), np.zeros((1, 3))).shape == (1, 3)
