@@ -13,7 +13,7 @@ WALK = """
     metric.base metric.gaussian metric.multi_gaussian flow.steps flow.stationary flow.maps
     similarity.ssd similarity.ncc similarity.lncc similarity.mi similarity energy synthetic
     solve.result solve.optimise solve.multiscale solve.affine solve.register
-    evaluate.overlap evaluate.displacement report.plots report.page results pipeline apply demo cli
+    evaluate.overlap evaluate.displacement report.plots report.page results pipeline apply demo cli __main__
 """
 ORDER = WALK.split()
 FILES = sorted(path for path in SRC.rglob("*.py") if path.read_text().strip() and path != SRC / "__init__.py")

@@ -1,0 +1,5 @@
+"""`python -m metreg` is `metreg`."""
+
+from metreg.cli import main
+
+main()

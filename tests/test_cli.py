@@ -1,0 +1,209 @@
+"""The command line as a user meets it: results where promised, and one clear line for every mistake."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from metreg.cli import main
+from metreg.data.transforms import read_transform
+
+QUICK = ("--set", "solve.iterations=[4,2,1]", "--quiet")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """The exit code of a command line, run in this process."""
+    monkeypatch.setattr(sys, "argv", ["metreg", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+def write(path: Path, values: np.ndarray, affine: np.ndarray | None = None) -> Path:
+    nib.save(nib.Nifti1Image(values, np.eye(4) if affine is None else affine), path)
+    return path
+
+
+def test_register_then_apply(
+    pair_files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moving, fixed = pair_files
+    out = tmp_path / "out"
+    assert run(monkeypatch, "register", moving, fixed, "-o", out, "--json", "--seed", 5, *QUICK) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["seed"] == 5 and told["folds"] == 0
+    assert told == json.loads((out / "result.json").read_text())
+
+    # the transform, applied to the moving image, gives the warped image again
+    transform, again = out / "moving_to_fixed.h5", tmp_path / "again.nii.gz"
+    assert run(monkeypatch, "apply", transform, moving, "-r", fixed, "-o", again) == 0
+    np.testing.assert_allclose(nib.load(again).get_fdata(), nib.load(out / "warped.nii.gz").get_fdata(), atol=0.05)
+    assert run(monkeypatch, "apply", out / "momentum.safetensors", moving, "-r", fixed, "-o", again, "--overwrite") == 0
+    np.testing.assert_allclose(nib.load(again).get_fdata(), nib.load(out / "warped.nii.gz").get_fdata(), atol=0.05)
+
+    # labels stay labels
+    labels = write(
+        tmp_path / "labels.nii.gz", (nib.load(moving).get_fdata() > 300).astype(np.uint8) * 7, nib.load(moving).affine
+    )
+    moved = tmp_path / "moved_labels.nii.gz"
+    assert run(monkeypatch, "apply", transform, labels, "-r", fixed, "-o", moved, "--labels") == 0
+    assert set(np.unique(nib.load(moved).dataobj)) == {0, 7}
+
+    # points go from fixed to moving, in the frame that was said, other columns kept
+    points = tmp_path / "points.csv"
+    points.write_text("name,x,y,z\nnose,4,-8,12\near,-3,2,5\n")
+    results = {}
+    for frame in ("ras", "lps"):
+        target = tmp_path / f"{frame}.csv"
+        assert run(monkeypatch, "apply", transform, points, "--frame", frame, "-o", target) == 0
+        rows = list(csv.DictReader(target.open()))
+        assert [row["name"] for row in rows] == ["nose", "ear"]
+        results[frame] = np.array([[float(row[c]) for c in "xyz"] for row in rows])
+    given = np.array([[4.0, -8, 12], [-3, 2, 5]])
+    np.testing.assert_allclose(results["ras"], read_transform(transform).apply(given), atol=1e-4)
+    flip = np.array([-1.0, -1, 1])
+    np.testing.assert_allclose(results["lps"], read_transform(transform).apply(given * flip) * flip, atol=1e-4)
+
+
+@pytest.fixture
+def mistakes(pair_files: tuple[Path, Path], tmp_path: Path) -> dict[str, Path]:
+    """Files in which something is wrong."""
+    values = nib.load(pair_files[0]).get_fdata().astype(np.float32)
+    affine = nib.load(pair_files[0]).affine
+    holes = values.copy()
+    holes[3, 3, 3] = np.inf
+    (tmp_path / "text.nii.gz").write_text("not an image")
+    (tmp_path / "settings.toml").write_text("[solve]\nregularty = 3\n")
+    (tmp_path / "occupied").mkdir()
+    (tmp_path / "a_file").write_text("")
+    return {
+        "moving": pair_files[0],
+        "fixed": pair_files[1],
+        "none": tmp_path / "none.nii.gz",
+        "text": tmp_path / "text.nii.gz",
+        "4d": write(tmp_path / "4d.nii.gz", np.stack([values, values], -1), affine),
+        "constant": write(tmp_path / "constant.nii.gz", np.zeros_like(values), affine),
+        "holes": write(tmp_path / "holes.nii.gz", holes, affine),
+        "2d": write(tmp_path / "2d.nii.gz", values[:, :, 10], affine),
+        "mask": write(tmp_path / "mask.nii.gz", np.ones((5, 5, 5), dtype=np.uint8), affine),
+        "halves": write(tmp_path / "halves.nii.gz", values / 3, affine),
+        "toml": tmp_path / "settings.toml",
+        "occupied": tmp_path / "occupied",
+        "file": tmp_path / "a_file",
+        "out": tmp_path / "out",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("{none} {fixed} -o {out}", "moving image: no such file: {none}"),
+        ("{moving} {text} -o {out}", "fixed image: not a readable NIfTI image"),
+        ("{4d} {fixed} -o {out}", "moving image: wanted a 2-D or 3-D image, got shape (24, 26, 22, 2): {4d}"),
+        (
+            "{constant} {fixed} -o {out}",
+            "moving image: no finite intensity range (all 0). Is this the right file? {constant}",
+        ),
+        ("{moving} {holes} -o {out}", "fixed image: 1 voxels are NaN or infinite; replace them first: {holes}"),
+        ("{2d} {fixed} -o {out}", "moving image is 2-D and fixed image 3-D: {2d}, {fixed}"),
+        (
+            "{moving} {fixed} -o {out} --fixed-mask {mask}",
+            "fixed mask: wanted the grid of {fixed}, (24, 26, 22), got (5, 5, 5): {mask}",
+        ),
+        ("{moving} {fixed} -o {out} --moving-labels {halves}", "moving labels: wanted integer labels"),
+        ("{moving} {fixed} -o {occupied}", "output: {occupied} exists; choose another name or say --overwrite"),
+        ("{moving} {fixed} -o {file}", "output: {file} is a file; choose another name"),
+        ("{moving} {fixed} -o {file}/out", "output: cannot write {file}/out"),
+        ("{moving} {fixed} -o /proc/metreg", "output: cannot write /proc/metreg"),
+        (
+            "{moving} {fixed} -o {out} --config {toml}",
+            "solve.regularty: unknown setting; did you mean 'regularity'? ({toml})",
+        ),
+        ("{moving} {fixed} -o {out} --set metric.sigma=[0,1]", "metric.sigma.0: input should be greater than 0, got 0"),
+        ("{moving} {fixed} -o {out} --set flow.steps=0", "flow.steps: input should be greater than or equal to 1, got 0"),
+        ("{moving} {fixed} -o {out} --set similarity.nme=ncc", "similarity.nme: unknown setting; did you mean 'name'?"),
+        ("{moving} {fixed} -o {out} --device cuda:31", "device: 'cuda:31' was asked for"),
+        ("{moving} {fixed} -o {out} --preset brian", "preset: unknown 'brian'"),
+        ("{moving} {fixed} -o {out} --model lddmm", "model: input should be 'vsvf', got 'lddmm'"),
+        ("{moving} {fixed} -o {out} --metric brain-t9", "metric: unknown 'brain-t9'"),
+        ("{moving} {fixed} -o {out} --label-names {none}", "label names: cannot read {none}"),
+        ("{moving} {fixed} -o {out} --weights {moving}", "weights: wanted 3-D with 4 weights as last axis"),
+        ("{moving} {fixed} -o {out} --no-such-option", "No such option: --no-such-option"),
+        ("{moving} {fixed}", "Missing option '--out' / '-o'"),
+    ],
+)
+def test_a_mistake_gives_one_clear_line_and_nothing_is_written(
+    arguments: str,
+    said: str,
+    mistakes: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    words = [word.format(**mistakes) for word in arguments.split()]
+    assert run(monkeypatch, "register", *words, *QUICK) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1 and "Traceback" not in captured.err
+    assert captured.err.startswith("metreg: " + said.format(**mistakes))
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_mistakes_in_apply(
+    mistakes: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = tmp_path / "points.csv"
+    points.write_text("x,y,z\n1,2,3\n")
+    moving, fixed, out = mistakes["moving"], mistakes["fixed"], tmp_path / "w.nii.gz"
+    for words, said in (
+        ((mistakes["none"], moving, "-r", fixed, "-o", out), "transform: no such file"),
+        ((mistakes["text"], moving, "-r", fixed, "-o", out), "transform: not an ITK transform file"),
+        ((mistakes["text"], moving, "-o", out), "--reference: an image needs the grid"),
+        (
+            (mistakes["text"], moving, "-r", fixed, "-o", tmp_path / "w.jpg"),
+            "output: wanted a name ending in .nii or .nii.gz",
+        ),
+        ((mistakes["text"], points, "-o", tmp_path / "p.csv"), "--frame: say whether the points are in ras or lps"),
+        ((mistakes["text"], points, "--frame", "ijk", "-o", tmp_path / "p.csv"), "Invalid value for '--frame'"),
+        ((mistakes["text"], moving, "-r", fixed, "-o", fixed), f"output: {fixed} exists"),
+    ):
+        assert run(monkeypatch, "apply", *words) == 2
+        captured = capsys.readouterr()
+        assert captured.err.startswith(f"metreg: {said}") and captured.err.count("\n") == 1
+    assert not out.exists()
+
+
+def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "demo", "-o", tmp_path / "demo", "--json", "--quiet") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["folds"] == 0
+    assert told["errors_px"]["global"]["ring"] < 0.5 * told["errors_px"]["none"]["ring"]
+    assert {path.name for path in (tmp_path / "demo").iterdir()} == {"panel.png", "report.html"}
+
+
+def test_help_is_quick_and_loads_nothing_heavy() -> None:
+    start = time.perf_counter()
+    shown = subprocess.run([sys.executable, "-m", "metreg", "--help"], capture_output=True, text=True, check=True)
+    assert time.perf_counter() - start < 5  # a guard against importing torch, not a benchmark
+    assert "register" in shown.stdout
+    code = "import sys, metreg, metreg.cli; print({'torch', 'nibabel', 'matplotlib', 'SimpleITK'} & set(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout.strip() == "set()"
+
+
+def test_a_killed_run_leaves_no_folder(pair_files: tuple[Path, Path], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "metreg", "register", *map(str, pair_files), "-o", str(tmp_path / "out"), "-q"]
+    process = subprocess.Popen([*command, "--set", "solve.iterations=[5000,5000,5000]", "--set", "solve.tolerance=0"])
+    time.sleep(8)
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "out").exists()

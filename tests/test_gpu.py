@@ -1,0 +1,55 @@
+"""On a GPU: the same numbers as on the CPU, and the same bits twice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from helpers import random_field
+from metreg.config import make_settings
+from metreg.flow.stationary import flow, transport
+from metreg.grid import Grid
+from metreg.similarity.lncc import lncc
+from metreg.similarity.mi import mutual_information
+from metreg.similarity.ncc import ncc
+from metreg.solve.register import make_metric, register_pair
+from metreg.synthetic import ring_pair
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+@pytest.mark.parametrize("realisation", ["fourier", "separable"])
+def test_momentum_to_map_and_back(realisation: str, dim: int) -> None:
+    grid = Grid((17, 15, 13)[:dim], (0.05, 0.06, 0.07)[:dim])
+    settings = make_settings(changes={"metric.realisation": realisation}).metric
+    m = 0.2 * random_field(1, dim, *grid.shape, dtype=torch.float32)
+    p = random_field(1, dim, *grid.shape, seed=1, dtype=torch.float32)
+    found = []
+    for device in ("cpu", "cuda"):
+        here = m.to(device).requires_grad_()
+        phi_inv = flow(make_metric(grid, settings, like=here).sharp(here), grid)
+        (gradient,) = torch.autograd.grad(phi_inv, here, p.to(device))
+        found.append((phi_inv.detach().cpu(), gradient.cpu()))
+    torch.testing.assert_close(found[0], found[1], atol=2e-4, rtol=1e-3)
+
+
+def test_similarities() -> None:
+    a, b = (torch.rand(2, 1, 20, 21, 22, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    for similarity in (ncc, lncc, mutual_information):
+        torch.testing.assert_close(similarity(a.cuda(), b.cuda()).cpu(), similarity(a, b), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("similarity", ["ncc", "lncc", "mi"])
+def test_the_same_run_twice_gives_the_same_bits(similarity: str) -> None:
+    pair = ring_pair(torch.Generator().manual_seed(0))
+    settings = make_settings(changes={"solve.iterations": [5, 5, 3], "similarity.name": similarity})
+    runs = [register_pair(pair.source.cuda(), pair.target.cuda(), pair.grid, settings).m for _ in range(2)]
+    assert torch.equal(*runs)
+
+
+def test_transport_follows_its_input_to_the_device_and_dtype() -> None:
+    grid = Grid((5, 6), (0.1, 0.1))
+    v = (0.1 * random_field(1, 2, 5, 6)).cuda()
+    moved = transport(grid.points(v).expand_as(v), v, grid, 3)
+    assert moved.is_cuda and moved.dtype == torch.float64
