@@ -15,6 +15,7 @@ from metreg.evaluate.displacement import displacement_error
 from metreg.fields import jacobian_determinant
 from metreg.flow.maps import count_folds
 from metreg.interpolate import sample, upsample
+from metreg.pipeline import version_of
 from metreg.report.page import Table, png, render
 from metreg.report.plots import energy_curves, middle_slice, panel
 from metreg.solve.register import register_pair
@@ -64,8 +65,6 @@ def _write(
     settings: Settings,
     result: DemoResult,
 ) -> None:
-    from importlib.metadata import version
-
     warped = sample(pair.source, phi_inv, pair.grid)
     steps = torch.tensor(pair.grid.spacing).view(-1, 1, 1)
     shift = (phi_inv - pair.grid.points(phi_inv))[0] / steps
@@ -81,6 +80,6 @@ def _write(
         figures={"The pair": panel(view), "Energy": energy_curves([(r.level, r.terms) for r in registration.history])},
         tables=[Table("Displacement error in pixels, mean over the region", ("metric", "disc", "ring"), rows)],
         settings=settings.to_toml(),
-        version=version("metreg"),
+        version=version_of("metreg"),
     )
     (work / "report.html").write_text(page, encoding="utf-8")

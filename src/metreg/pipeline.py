@@ -142,6 +142,15 @@ def read_label_names(path: str | Path | None) -> dict[int, str]:
     return names
 
 
+def version_of(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
 class _Clock:
     """Seconds between laps."""
 
@@ -156,12 +165,10 @@ class _Clock:
 
 
 def _facts(device: torch.device, clock: _Clock) -> dict[str, Any]:
-    from importlib.metadata import version
-
     packages = ("metreg", "torch", "numpy", "nibabel", "SimpleITK")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
-        "versions": {"python": platform.python_version(), **{package: version(package) for package in packages}},
+        "versions": {"python": platform.python_version(), **{package: version_of(package) for package in packages}},
         "device": {"kind": device.type, "name": name, "threads": torch.get_num_threads()},
         "seconds": clock.seconds,
         "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),

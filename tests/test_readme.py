@@ -1,0 +1,63 @@
+"""The README's commands run as they stand there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_first_block_is_the_two_commands() -> None:
+    assert blocks("bash")[0].split("\n")[:2] == ["make demo", "make test"]
+
+
+@pytest.mark.skipif(not (ROOT / ".venv" / "installed").exists(), reason="not in the environment that make sets up")
+def test_make_demo_runs() -> None:
+    done = subprocess.run(["make", "demo"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert re.search(r"global +[\d.]+ +[\d.]+", done.stdout)
+    assert (ROOT / "demo" / "report.html").stat().st_size > 10_000
+
+
+@pytest.fixture
+def workplace(data: Path, tmp_path: Path) -> Path:
+    """A folder with the files that the README names: two real brains at 2 mm, labels and points."""
+    for role, name in (("moving", "1013"), ("fixed", "1014")):
+        shutil.copy(data / "malc" / "2mm" / "img" / f"{name}.nii.gz", tmp_path / f"{role}.nii.gz")
+    shutil.copy(data / "malc" / "2mm" / "label" / "1013.nii.gz", tmp_path / "moving_labels.nii.gz")
+    (tmp_path / "points.csv").write_text("x,y,z\n0,0,0\n-20,15,30\n")
+    return tmp_path
+
+
+@pytest.mark.data
+def test_the_real_pair_example_runs_from_the_shell_and_from_python(workplace: Path) -> None:
+    shell, python = blocks("bash")[1], blocks("python")[0]
+    commands = [line for line in shell.splitlines() if line and not line.startswith("source")]
+    assert [command.split()[1] for command in commands] == ["register", "apply", "apply"]
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for command in commands:
+        subprocess.run(command, shell=True, cwd=workplace, env=environment, check=True)
+    for name in re.findall(r"^\| `([\w.]+)`", README, flags=re.MULTILINE):
+        assert (workplace / "out" / name).exists()
+    assert (workplace / "labels_on_fixed.nii.gz").exists() and (workplace / "points_in_moving.csv").exists()
+    done = subprocess.run([sys.executable, "-c", python], cwd=workplace, check=True, capture_output=True, text=True)
+    assert done.stdout.startswith("0 Certificate(")
+    assert (workplace / "out_python" / "warped.nii.gz").exists()
+
+
+def test_the_table_of_verbs_is_complete() -> None:
+    from metreg.cli import app
+
+    verbs = {command.name or command.callback.__name__ for command in app.registered_commands}
+    assert set(re.findall(r"^\| `metreg (\w+)", README, flags=re.MULTILINE)) == verbs
