@@ -41,6 +41,21 @@ def blob(points: np.ndarray) -> np.ndarray:
     return 1000 * np.clip(sum(terms) * waves - 0.05, 0, None)
 
 
+def bend(points: np.ndarray) -> np.ndarray:
+    """A smooth, known deformation of the world around the origin."""
+    far = np.exp(-(points**2).sum(1, keepdims=True) / 2 / 25**2)
+    swing = np.zeros_like(points)
+    swing[:, 0], swing[:, 1] = np.cos(points[:, 1] / 15), np.sin(points[:, 0] / 15)
+    return points + 3 * swing * far
+
+
+def bent_picture(shape: tuple[int, ...], affine: np.ndarray) -> np.ndarray:
+    """The blob after that deformation."""
+    from metreg.grid import world_points
+
+    return blob(bend(world_points(shape, affine))).reshape(shape).astype(np.float32)
+
+
 def picture(shape: tuple[int, ...], affine: np.ndarray, move: np.ndarray | None = None) -> np.ndarray:
     """The blob on a grid, after a homogeneous `move` of world points."""
     from metreg.grid import transform_points, world_points
@@ -63,9 +78,7 @@ def pair_files(tmp_path: Path) -> tuple[Path, Path]:
     """Two small 3-D NIfTI files of the same thing, one deformed a little."""
     shape = (24, 26, 22)
     affine = centred(np.diag([3.0, 3.0, 3.0]), shape)
-    move = np.eye(4)
-    move[:3, :3] += np.array([[0.06, 0.02, 0], [0, -0.05, 0], [0, 0.03, 0.04]])
     paths = tmp_path / "moving.nii.gz", tmp_path / "fixed.nii.gz"
-    for path, how in zip(paths, (None, move), strict=True):
-        nib.save(nib.Nifti1Image(picture(shape, affine, how), affine), path)
+    for path, values in zip(paths, (picture(shape, affine), bent_picture(shape, affine)), strict=True):
+        nib.save(nib.Nifti1Image(values, affine), path)
     return paths

@@ -11,28 +11,13 @@ import pytest
 import SimpleITK as sitk
 
 import metreg
-from conftest import centred, picture
+from conftest import bend, bent_picture, centred, picture
 from metreg.checks import MetregError
 from metreg.data.transforms import Transform
-from metreg.grid import transform_points, world_points
+from metreg.grid import transform_points
 
 QUICK = {"solve.iterations": [20, 10, 4]}
 FLIP = np.diag([-1.0, -1.0, 1.0])
-
-
-def bend(points: np.ndarray) -> np.ndarray:
-    """A smooth, known deformation of the world around the origin."""
-    r2 = (points**2).sum(1, keepdims=True)
-    swing = np.stack(
-        [np.cos(points[:, 1] / 15), np.sin(points[:, 0] / 15), *[np.zeros(len(points))] * (points.shape[1] - 2)], 1
-    )
-    return points + 3 * swing * np.exp(-r2 / 2 / 25**2)
-
-
-def bent_picture(shape: tuple[int, ...], affine: np.ndarray) -> np.ndarray:
-    from conftest import blob
-
-    return blob(bend(world_points(shape, affine))).reshape(shape).astype(np.float32)
 
 
 def save(path: Path, values: np.ndarray, affine: np.ndarray) -> Path:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from metreg.grid import Grid as Grid
     from metreg.pipeline import register as register
     from metreg.results import Result as Result
-    from metreg.results import read_momentum as read_momentum
+    from metreg.solve.momentum import read_momentum as read_momentum
 
 # in the order in which data walks through the house; loaded when first asked for, so that `import metreg` is quick
 _HOMES = {
@@ -23,7 +23,7 @@ _HOMES = {
     "Grid": "grid",
     "read_transform": "data.transforms",
     "Result": "results",
-    "read_momentum": "results",
+    "read_momentum": "solve.momentum",
     "register": "pipeline",
 }
 __all__ = list(_HOMES)

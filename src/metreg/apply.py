@@ -8,7 +8,7 @@ from metreg.checks import MetregError
 from metreg.data.io import Frame, read_image, read_labels, read_points, read_reference, write_image, write_points
 from metreg.data.transforms import Transform, read_transform
 from metreg.data.whole import check_output, whole_file
-from metreg.results import read_momentum
+from metreg.solve.momentum import read_momentum
 
 
 def apply_to_image(

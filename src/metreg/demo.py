@@ -66,11 +66,10 @@ def _write(
     result: DemoResult,
 ) -> None:
     warped = sample(pair.source, phi_inv, pair.grid)
-    steps = torch.tensor(pair.grid.spacing).view(-1, 1, 1)
-    shift = (phi_inv - pair.grid.points(phi_inv))[0] / steps
+    shift = ((phi_inv - pair.grid.points(phi_inv)) / pair.grid.steps(phi_inv))[0]
     det = jacobian_determinant(phi_inv, pair.grid)[0]
     source, target = pair.source[0, 0].numpy(), pair.target[0, 0].numpy()
-    view = middle_slice(source, target, warped[0, 0].numpy(), det.numpy(), shift.numpy(), pair.grid.affine)
+    view = middle_slice(source, target, warped[0, 0].numpy(), det.numpy(), shift=shift.numpy(), affine=pair.grid.affine)
     (work / "panel.png").write_bytes(png(panel(view)))
     rows = [(name, f"{row['disc']:.2f}", f"{row['ring']:.2f}") for name, row in result.errors.items()]
     page = render(

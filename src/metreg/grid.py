@@ -72,6 +72,10 @@ class Grid:
         ]
         return torch.stack(torch.meshgrid(*axes, indexing="ij"))[None]
 
+    def steps(self, like: Tensor) -> Tensor:
+        """The spacing as a tensor (1, D, 1, ...) that divides fields, in the dtype and on the device of `like`."""
+        return torch.tensor(self.spacing, dtype=like.dtype, device=like.device).view(1, -1, *[1] * self.dim)
+
     def coarsen(self, factor: float, at_least: int = 2) -> Grid:
         """The same box with ceil(factor * n) points per axis, corners on corners, `at_least` points where there are."""
         return self.with_shape(tuple(max(min(n, at_least), math.ceil(factor * n - 1e-9)) for n in self.shape))

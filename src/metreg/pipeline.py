@@ -7,7 +7,6 @@ import platform
 import resource
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from metreg.checks import MetregError, pick_device
 from metreg.config import Settings, make_settings
 from metreg.data.io import Image, check_same_grid, read_image, read_labels, read_mask, read_weights
 from metreg.data.pair import make_pair
-from metreg.data.transforms import Affine, Transform
-from metreg.evaluate.overlap import common_labels, overlap
+from metreg.evaluate.overlap import common_labels
 from metreg.results import Result
 from metreg.solve.affine import align
 from metreg.solve.register import register_pair
@@ -64,7 +62,7 @@ def register(
     source_mask = None if moving_mask is None else read_mask(moving_mask, source, "moving mask")
     target_mask = None if fixed_mask is None else read_mask(fixed_mask, target, "fixed mask")
     source_labels = _labels(moving_labels, source, "moving labels")
-    target_labels = _labels(fixed_labels, target, "fixed labels")
+    target_labels = _labels(fixed_labels, target, "fixed labels", meeting=source_labels)
     local = None if weights is None else read_weights(weights, source, len(settings.metric.sigma))
     clock.lap("read")
 
@@ -92,7 +90,7 @@ def register(
     )
     clock.lap("register")
 
-    result = Result(
+    return Result(
         moving=source,
         fixed=target,
         affine=affine,
@@ -100,30 +98,21 @@ def register(
         registration=registration,
         settings=settings.model_copy(update={"length_mm": pair.grid.length_mm}),
         metric=metric if local is None else f"local weights of {local.name}",
-        facts={},
+        facts=_facts(on_device, clock),
         moving_labels=source_labels,
+        fixed_labels=target_labels,
         label_names=names,
     )
-    overlaps = {}
-    if source_labels is not None and target_labels is not None:
-        labels = common_labels(source_labels.values, target_labels.values)
-        if not len(labels):
-            raise MetregError(f"labels: {source_labels.name} and {target_labels.name} have no label in common")
-        before = Transform((Affine(affine),)).resample(source_labels, target, mode="nearest")
-        after = result.plain_transform.resample(source_labels, target, mode="nearest")
-        overlaps = {
-            "before": overlap(before, target_labels.values, labels),
-            "after": overlap(after, target_labels.values, labels),
-        }
-        clock.lap("evaluate")
-    return replace(result, overlaps=overlaps, facts=_facts(on_device, clock))
 
 
-def _labels(source: Any, like: Image, role: str) -> Image | None:
+def _labels(source: Any, like: Image, role: str, meeting: Image | None = None) -> Image | None:
+    """Labels on the voxels of `like`; they must share one with those that they are `meeting`."""
     if source is None:
         return None
     labels = read_labels(source, role)
     check_same_grid(labels, like, role)
+    if meeting is not None and not len(common_labels(meeting.values, labels.values)):
+        raise MetregError(f"{role}: no label in common: {meeting.name}, {labels.name}")
     return labels
 
 

@@ -85,6 +85,20 @@ class Transform:
         return Transform(tuple(lifted))
 
 
+def field_of_map(phi: torch.Tensor, grid: Grid) -> Field:
+    """A map (1, D, *S) in reference lengths as a displacement field in world millimetres, float32."""
+    shift = (phi - grid.points(phi))[0].double().cpu().numpy()
+    u = np.einsum("ed,d...->e...", grid.local_to_world()[:-1, :-1], shift)
+    return Field(u.astype(np.float32), grid.affine)
+
+
+def map_of_field(field: Field, grid: Grid) -> torch.Tensor:
+    """The way back: a displacement field as a map (1, D, *S) in reference lengths, in double precision."""
+    back = np.linalg.inv(grid.local_to_world()[:-1, :-1])
+    shift = torch.from_numpy(np.einsum("de,e...->d...", back, field.displacement.astype(np.float64)))
+    return grid.points(shift) + shift
+
+
 def sample_at(values: Array, affine: Array, points: Array, mode: str = "linear") -> Array:
     """Values (C, *S) of a grid at world points (P, D), zero outside -> (C, P). Positions are kept in double precision."""
     shape = values.shape[1:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from metreg.grid import Grid
@@ -10,6 +9,5 @@ from metreg.grid import Grid
 
 def displacement_error(phi_inv: Tensor, truth: Tensor, region: Tensor, grid: Grid) -> Tensor:
     """Mean over a region of |phi_inv - truth| in voxels.  Maps (B, D, *S), region (B, *S) of booleans -> (B,)."""
-    h = torch.tensor(grid.spacing, dtype=phi_inv.dtype, device=phi_inv.device).view(1, -1, *[1] * grid.dim)
-    distance = ((phi_inv - truth) / h).norm(dim=1)
+    distance = ((phi_inv - truth) / grid.steps(phi_inv)).norm(dim=1)
     return (distance * region).flatten(1).sum(1) / region.flatten(1).sum(1)

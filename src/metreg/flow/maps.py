@@ -28,7 +28,7 @@ def invert(
     A point never takes a step that makes its mismatch larger. `tolerance` is in voxels.
     """
     x = grid.points(phi)
-    h = torch.tensor(grid.spacing, dtype=phi.dtype, device=phi.device).view(1, -1, *[1] * grid.dim)
+    h = grid.steps(phi)
     psi = (2 * x - phi if start is None else start).clone()
     slopes = gradient(phi, grid).flatten(1, 2)
     mismatch = compose(phi, psi, grid) - x

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from metreg.checks import MetregError
@@ -49,8 +48,7 @@ def exponentiate(v: Tensor, grid: Grid, squarings: int) -> Tensor:
 
 def speed(v: Tensor, grid: Grid) -> float:
     """The largest sum_d |v_d| / h_d: grid cells crossed in unit time."""
-    h = torch.tensor(grid.spacing, dtype=v.dtype, device=v.device).view(1, -1, *[1] * grid.dim)
-    return float((v.detach().abs() / h).sum(1).max())
+    return float((v.detach().abs() / grid.steps(v)).sum(1).max())
 
 
 def needed_steps(v: Tensor, grid: Grid) -> int:

@@ -59,15 +59,12 @@ class Transport(torch.autograd.Function):
                 q = _apply_adjoint(z, q, 1 / k, buffer)
                 total += q
             p = total
-        scale = [-1 / (len(starts) * 2 * h) for h in grid.spacing]
-        v_grad = z_grad * torch.tensor(scale, dtype=v.dtype, device=v.device).view(1, -1, *[1] * grid.dim)
-        return p, v_grad, None, None, None
+        return p, z_grad / (-2 * len(starts) * grid.steps(v)), None, None, None
 
 
 def _coefficients(v: Tensor, grid: Grid, steps: int) -> Tensor:
     """z_d = -dt v_d / (2 h_d), so that a stage is f + 1/k sum_d z_d difference_d(g)."""
-    h = torch.tensor(grid.spacing, dtype=v.dtype, device=v.device).view(1, -1, *[1] * grid.dim)
-    return v / (-2 * steps * h)
+    return v / (-2 * steps * grid.steps(v))
 
 
 def _stages(f: Tensor, z: Tensor, order: int, buffer: Tensor) -> list[Tensor]:

@@ -27,7 +27,7 @@ class Slice:
     """The map in voxels of the slice, (2, rows, columns): row and column from which each voxel was taken."""
 
 
-def middle_slice(source: Array, target: Array, warped: Array, jacobian: Array, shift: Array, affine: Array) -> Slice:
+def middle_slice(source: Array, target: Array, warped: Array, jacobian: Array, *, shift: Array, affine: Array) -> Slice:
     """The middle axial slice of 3-D arrays (*S), or 2-D arrays whole, turned to the radiological view.
 
     `shift` (D, *S) is the displacement of the map in voxels along the array's axes.

@@ -1,0 +1,55 @@
+"""The compact form of a result: momentum, metric and geometry, from which the transform can be computed again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from metreg.checks import MetregError
+from metreg.config import Settings
+from metreg.data.transforms import Affine, Transform, field_of_map
+from metreg.grid import Array, Grid
+from metreg.solve.register import make_metric, maps_of
+from metreg.solve.result import Registration
+
+FORMAT = "metreg-momentum-1"
+
+
+def write_momentum(path: Path, registration: Registration, affine: Array, settings: Settings) -> None:
+    """Momentum, geometry and, for a local metric, its weights; the settings in the header."""
+    from safetensors.torch import save_file
+
+    grid = registration.grid
+    tensors = {"m": registration.m, "affine": torch.from_numpy(affine), "grid_affine": torch.from_numpy(grid.affine)}
+    if registration.metric.w.dim() > 1:
+        tensors["weights"] = registration.metric.w
+    geometry = {"shape": grid.shape, "spacing": grid.spacing, "length_mm": grid.length_mm}
+    about = {"format": FORMAT, "grid": json.dumps(geometry), "settings": settings.model_dump_json()}
+    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, metadata=about)
+
+
+def read_momentum(path: Path) -> tuple[Transform, Transform]:
+    """The transform and its inverse, in the world of 2-D or 3-D points, computed again from the compact form."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.exists():
+        raise MetregError(f"momentum: no such file: {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise MetregError(f"momentum: damaged file ({error}): {path}") from None
+    if about.get("format") != FORMAT:
+        raise MetregError(f"momentum: wanted a file of format {FORMAT}, got {about.get('format')}: {path}")
+    settings, geometry = Settings.model_validate_json(about["settings"]), json.loads(about["grid"])
+    shape, spacing = tuple(geometry["shape"]), tuple(geometry["spacing"])
+    grid = Grid(shape, spacing, geometry["length_mm"], tensors["grid_affine"].numpy())
+    metric = make_metric(grid, settings.metric, like=tensors["m"], weights=tensors.get("weights"))
+    phi_inv, phi = maps_of(tensors["m"], metric, grid, settings.flow)
+    affine = tensors["affine"].numpy()
+    there = Transform((field_of_map(phi_inv, grid), Affine(affine)))
+    return there, Transform((Affine(np.linalg.inv(affine)), field_of_map(phi, grid)))
