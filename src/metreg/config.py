@@ -41,6 +41,45 @@ class MetricSettings(_Settings):
         return self
 
 
+class NetworkSettings(_Settings):
+    """The CNN that predicts the weights."""
+
+    width: Count = 20
+    depth: Annotated[int, Field(ge=1)] = 2
+    """Number of convolutions."""
+    kernel: Annotated[int, Field(ge=1)] = 5
+    """Width of every convolution in voxels, odd."""
+    momentum_input: bool = False
+    """Whether the network looks at the momentum beside the source."""
+
+    @model_validator(mode="after")
+    def _odd(self) -> NetworkSettings:
+        if self.kernel % 2 == 0:
+            raise ValueError(f"kernel must be odd, got {self.kernel}")
+        return self
+
+
+class LearnedSettings(_Settings):
+    """How the network's output becomes weights, and what they cost."""
+
+    network: NetworkSettings = NetworkSettings()
+    simplex: Literal["linear", "softmax"] = "linear"
+    """`linear` moves from the set point along the simplex; `softmax` knows no set point."""
+    smoothing: Positive | None = None
+    """Standard deviation with which pre-weights are smoothed; none: 0.02 in 2-D, 0.05 in 3-D."""
+    transport: Annotated[float, Field(ge=0)] = 50.0
+    """lambda_OMT: the price of leaving the largest Gaussian."""
+    transport_power: Positive = 1.0
+    variation: Annotated[float, Field(ge=0)] = 0.1
+    """lambda_TV: the price of weights that vary."""
+    variation_kind: Literal["tv", "h1"] = "tv"
+    range: Annotated[float, Field(ge=0)] = 1.0
+    """The price of weights that the clamps have to hold."""
+
+    def smoothing_in(self, dim: int) -> float:
+        return self.smoothing or (0.02 if dim == 2 else 0.05)
+
+
 class FlowSettings(_Settings):
     """From velocity to map."""
 

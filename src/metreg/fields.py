@@ -22,6 +22,15 @@ def gradient(f: Tensor, grid: Grid) -> Tensor:
     return torch.stack([difference(f, d + 2) / (2 * h) for d, h in enumerate(grid.spacing)], dim=2)
 
 
+def forward_differences(f: Tensor, grid: Grid) -> Tensor:
+    """df_c / dx_d by forward differences, zero at the far border.  f (B, C, *S) -> (B, C, D, *S)."""
+    steps = [
+        torch.cat([f.diff(dim=d + 2) / h, torch.zeros_like(f.narrow(d + 2, 0, 1))], dim=d + 2)
+        for d, h in enumerate(grid.spacing)
+    ]
+    return torch.stack(steps, dim=2)
+
+
 def determinant(columns: Tensor) -> Tensor:
     """Determinant of small matrices stored before the grid axes.  (B, D, D, *S) -> (B, *S)."""
     if columns.shape[1] == 1:

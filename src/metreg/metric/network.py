@@ -1,0 +1,41 @@
+"""The small CNN that looks at the source and says by how much the weights leave their set point."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from metreg.config import NetworkSettings
+
+CONVOLUTION = {2: nn.Conv2d, 3: nn.Conv3d}
+NORM = {2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+FIRST_SLOPE = 0.025
+"""Slope of the last normalisation at the start: weights begin near their set point."""
+
+
+class WeightNetwork(nn.Module):
+    """Convolution, BatchNorm, LeakyReLU, ..., convolution, BatchNorm.  (B, c, *S) -> (B, N, *S), c = 1, or 1 + D."""
+
+    def __init__(self, dim: int, count: int, settings: NetworkSettings, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        channels = 1 + (dim if settings.momentum_input else 0)
+        layers: list[nn.Module] = []
+        for i in range(settings.depth):
+            last = i == settings.depth - 1
+            width = count if last else settings.width
+            convolution = CONVOLUTION[dim](channels, width, settings.kernel, padding=settings.kernel // 2, bias=False)
+            nn.init.kaiming_normal_(convolution.weight, a=0.01, generator=generator)
+            norm = NORM[dim](width, eps=1e-4, momentum=0.75)
+            layers += [convolution, norm] if last else [convolution, norm, nn.LeakyReLU(0.01)]
+            channels = width
+        nn.init.constant_(layers[-1].weight, FIRST_SLOPE)  # type: ignore[arg-type]
+        self.layers = nn.Sequential(*layers)
+        self.momentum_input = settings.momentum_input
+
+    def forward(self, source: Tensor, m: Tensor | None = None) -> Tensor:
+        x = (source - 0.5) / 2
+        if self.momentum_input:
+            assert m is not None, "this network looks at the momentum too"
+            x = torch.cat([x, m], dim=1)
+        z: Tensor = self.layers(x)
+        return z
