@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from metreg.config import FlowSettings, MetricSettings, SimilaritySettings
-from metreg.energy import Scene, make_energy
+from metreg.energy import Objective, Scene
 from metreg.flow.stationary import transport
 from metreg.flow.steps import step
 from metreg.grid import Grid
@@ -65,7 +65,7 @@ def benchmark(shape: tuple[int, ...], repeats: int, device: torch.device) -> dic
     }
     for name in ("ncc", "lncc", "mi"):
         similarity = make_similarity(SimilaritySettings(name=name), grid)
-        energy = make_energy(scene, metric, similarity, flow_settings=FlowSettings(steps=STEPS), regularity=1.0)
+        energy = Objective(similarity, FlowSettings(steps=STEPS), regularity=1.0).of(metric, scene)
         parts[f"whole energy, {name}"] = lambda energy=energy: energy(m).total().sum().backward()
     found = {name: measure(part, repeats, device) for name, part in parts.items()}
     found["flow"]["plain_over_fast"] = found["flow, plain torch"]["median_ms"] / found["flow"]["median_ms"]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from helpers import random_field, taylor_slope
 from metreg.config import FlowSettings, MetricSettings, SimilaritySettings
-from metreg.energy import Scene, make_energy
+from metreg.energy import Objective, Scene
 from metreg.grid import Grid
 from metreg.similarity import make_similarity
 from metreg.solve.register import make_metric
@@ -27,13 +27,8 @@ def test_the_gradient_of_the_whole_energy_passes_the_taylor_test(kind: str, simi
     weights = torch.softmax(random_field(1, 4, *grid.shape), dim=1) if kind == "local" else None
     metric = make_metric(map_grid, MetricSettings(), like=scene.source, weights=weights)
     settings = SimilaritySettings.model_validate({"name": similarity, "window": 5})
-    energy = make_energy(
-        scene,
-        metric,
-        make_similarity(settings, grid),
-        flow_settings=FlowSettings.model_validate({"integrator": integrator, "steps": 5}),
-        regularity=3.0,
-    )
+    flow = FlowSettings.model_validate({"integrator": integrator, "steps": 5})
+    energy = Objective(make_similarity(settings, grid), flow, regularity=3.0).of(metric, scene)
     m, direction = (0.5 * random_field(1, 2, *map_grid.shape, seed=s) for s in (1, 2))
     # the energy is smooth between the lines at which linear interpolation has its kinks: small steps
     slope = taylor_slope(lambda m: energy(m).total().sum(), m, direction, (1e-4, 1e-5))
@@ -45,9 +40,7 @@ def test_terms_add_up_and_are_one_value_a_pair() -> None:
     source = smooth_image(grid, 0.0).expand(3, -1, -1, -1)
     scene = Scene(source, source, grid, grid)
     metric = make_metric(grid, MetricSettings(), like=source)
-    energy = make_energy(
-        scene, metric, make_similarity(SimilaritySettings(), grid), flow_settings=FlowSettings(), regularity=2.0
-    )
+    energy = Objective(make_similarity(SimilaritySettings(), grid), FlowSettings(), regularity=2.0).of(metric, scene)
     m = random_field(3, 2, 12, 12)
     terms = energy(0.01 * m)
     torch.testing.assert_close(terms.total(), terms.similarity + terms.regularity)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from metreg.config import FlowSettings
@@ -14,6 +15,7 @@ from metreg.flow.stationary import flow
 from metreg.grid import Grid
 from metreg.interpolate import sample, upsample
 from metreg.metric.base import Metric
+from metreg.metric.learned import Penalties
 from metreg.similarity import Similarity
 
 
@@ -22,9 +24,12 @@ class Energy(NamedTuple):
 
     similarity: Tensor
     regularity: Tensor
+    transport: Tensor
+    variation: Tensor
+    range: Tensor
 
     def total(self) -> Tensor:
-        return self.similarity + self.regularity
+        return torch.stack(tuple(self)).sum(0)
 
 
 @dataclass(frozen=True)
@@ -41,18 +46,27 @@ class Scene:
     """Where the images are compared (B, 1, *S), as weights in [0, 1]; it does not move, or the map could push it away."""
 
 
-def make_energy(
-    scene: Scene, metric: Metric, similarity: Similarity, *, flow_settings: FlowSettings, regularity: float
-) -> Callable[[Tensor], Energy]:
-    """E(m) = Sim(I0 o phi_inv, I1) + lambda <m, v>,  v = K m,  phi_inv the flow of v."""
+@dataclass(frozen=True)
+class Objective:
+    """E = Sim(I0 o phi_inv, I1) + lambda <m, v> + what the weights cost,  v = K m,  phi_inv the flow of v."""
 
-    def energy(m: Tensor) -> Energy:
+    similarity: Similarity
+    flow: FlowSettings
+    regularity: float
+
+    def __call__(self, m: Tensor, metric: Metric, scene: Scene, penalties: Penalties | None = None) -> Energy:
+        """The energy of momenta m (B, D, *S), by term."""
         v = metric.sharp(m)
-        phi_inv = flow(v, scene.map_grid, integrator=flow_settings.integrator, steps=flow_settings.steps)
+        phi_inv = flow(v, scene.map_grid, integrator=self.flow.integrator, steps=self.flow.steps)
         warped = sample(scene.source, upsample(phi_inv, scene.grid), scene.grid)
+        similarity = self.similarity(warped, scene.target, scene.mask)
+        free = torch.zeros_like(similarity)
         return Energy(
-            similarity=similarity(warped, scene.target, scene.mask),
-            regularity=regularity * inner(m, v, scene.map_grid),
+            similarity,
+            self.regularity * inner(m, v, scene.map_grid),
+            *(penalties or Penalties(free, free, free)),
         )
 
-    return energy
+    def of(self, metric: Metric, scene: Scene) -> Callable[[Tensor], Energy]:
+        """The energy as a function of the momenta alone."""
+        return lambda m: self(m, metric, scene)

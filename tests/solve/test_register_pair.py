@@ -12,7 +12,7 @@ from metreg.grid import Grid
 from metreg.interpolate import sample, upsample
 from metreg.similarity.ncc import ncc
 from metreg.solve.multiscale import levels
-from metreg.solve.optimise import clip_each, has_stalled
+from metreg.solve.optimise import clip_each, has_stalled, nesterov_step
 from metreg.solve.register import register_pair
 from metreg.synthetic import DISC, RING, RingPair, ring_pair
 
@@ -126,13 +126,33 @@ def test_the_stop_rule() -> None:
 
 
 def test_gradients_are_clipped_pair_by_pair() -> None:
-    m = torch.zeros(2, 2, 4, 4, dtype=torch.float64)
-    m.grad = random_field(2, 2, 4, 4)
-    m.grad[1] *= 1e-3
-    small = m.grad[1].clone()
-    clip_each(m, 1.0)
-    assert m.grad[0].norm() == pytest.approx(1.0)
-    torch.testing.assert_close(m.grad[1], small)
+    gradient = random_field(2, 2, 4, 4)
+    gradient[1] *= 1e-3
+    small = gradient[1].clone()
+    clip_each(gradient, 1.0)
+    assert gradient[0].norm() == pytest.approx(1.0)
+    torch.testing.assert_close(gradient[1], small)
+
+
+def test_the_sgd_step_is_torchs() -> None:
+    m, buffer = random_field(1, 2, 4, 4), torch.zeros(1, 2, 4, 4, dtype=torch.float64)
+    theirs = m.clone().requires_grad_()
+    optimiser = torch.optim.SGD([theirs], 0.1, momentum=0.9, nesterov=True)
+    for seed in range(3):
+        theirs.grad = random_field(1, 2, 4, 4, seed=seed)
+        optimiser.step()
+        nesterov_step(m, buffer, theirs.grad, rate=0.1, momentum=0.9)
+    torch.testing.assert_close(m, theirs.detach())
+
+
+def test_a_pair_does_not_depend_on_its_batch() -> None:
+    pairs = [ring_pair(torch.Generator().manual_seed(seed)) for seed in (1, 2)]
+    settings = make_settings("paper2d", changes={"solve.iterations": [25]})
+    source, target = (torch.cat([getattr(pair, name) for pair in pairs]) for name in ("source", "target"))
+    together = register_pair(source, target, pairs[0].grid, settings).phi_inv
+    for i, pair in enumerate(pairs):
+        alone = register_pair(pair.source, pair.target, pair.grid, settings).phi_inv
+        torch.testing.assert_close(together[i : i + 1], alone, atol=1e-4, rtol=0)
 
 
 def test_a_divergence_is_named(rings: RingPair) -> None:

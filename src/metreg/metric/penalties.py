@@ -10,7 +10,7 @@ from metreg.grid import Grid
 
 
 def transport(w: Tensor, sigma: Tensor, grid: Grid, *, power: float = 1.0) -> Tensor:
-    """Optimal mass transport to the largest Gaussian: integral of sum_i w_i |log(sigma_N / sigma_i)|^r, at most 1 a point."""
+    """Mass transport to the largest Gaussian: integral of sum_i w_i |log(sigma_N / sigma_i)|^r, at most 1 a point."""
     if len(sigma) == 1:
         return w.new_zeros(w.shape[0])
     cost = (sigma[-1] / sigma).log().abs() ** power

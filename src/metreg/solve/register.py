@@ -9,7 +9,7 @@ from torch import Tensor
 
 from metreg.checks import MetregError, check_field
 from metreg.config import FlowSettings, MetricSettings, Settings
-from metreg.energy import make_energy
+from metreg.energy import Objective
 from metreg.flow.maps import invert
 from metreg.flow.stationary import flow
 from metreg.grid import Grid
@@ -33,29 +33,32 @@ def register_pair(
     *,
     weights: Tensor | None = None,
     mask: Tensor | None = None,
+    start: Tensor | None = None,
     on_iteration: Callable[[Record], None] = lambda record: None,
 ) -> Registration:
-    """Find the momentum m whose flow takes the source onto the target.  source, target (1, 1, *S) on `grid`.
+    """Find the momentum m whose flow takes the source onto the target.  source, target (B, 1, *S) on `grid`.
 
-    `weights` (1, N, *S) on the same grid make the metric local; without them it is the global one of the settings. `mask`
-    (1, 1, *S) says where the images are compared.
+    `weights` (B, N, *S), on any grid of the same box, make the metric local; without them it is the global one of the
+    settings. `mask` (B, 1, *S) says where the images are compared, `start` (B, D, *S) where the search begins. Pairs of a
+    batch do not see each other with the optimiser `sgd`; the others work on the sum of their energies.
     """
     check_field("source", source, grid, channels=1)
     check_field("target", target, grid, channels=1)
-    m: Tensor | None = None
+    m = start
     history: list[Record] = []
 
     for level in levels(source, target, grid, settings, mask=mask):
         scene = level.scene
         metric = make_metric(scene.map_grid, settings.metric, like=source, weights=weights)
         similarity = make_similarity(settings.similarity, scene.grid)
-        energy = make_energy(scene, metric, similarity, flow_settings=settings.flow, regularity=settings.solve.regularity)
+        energy = Objective(similarity, settings.flow, settings.solve.regularity).of(metric, scene)
 
         def record(iteration: int, terms: dict[str, float], number: int = level.number) -> None:
             history.append(Record(number, iteration, terms))
             on_iteration(history[-1])
 
-        m = torch.zeros_like(scene.map_grid.points(source)) if m is None else upsample(m, scene.map_grid)
+        zero = torch.zeros_like(scene.map_grid.points(source)).expand(len(source), -1, *scene.map_grid.shape)
+        m = zero if m is None else upsample(m, scene.map_grid)
         m = minimise(energy, m, settings.solve, iterations=level.iterations, on_iteration=record)
 
     assert m is not None
@@ -75,7 +78,7 @@ def maps_of(m: Tensor, metric: MultiGaussian, grid: Grid, settings: FlowSettings
 
 
 def make_metric(grid: Grid, settings: MetricSettings, *, like: Tensor, weights: Tensor | None = None) -> MultiGaussian:
-    """The metric on `grid`, in the dtype and on the device of `like`; `weights` (1, N, *S') may come on a finer grid."""
+    """The metric on `grid`, in the dtype and on the device of `like`; `weights` (B, N, *S') may come on a finer grid."""
     sigma = torch.tensor(settings.sigma, dtype=like.dtype, device=like.device)
     tau = border_window(grid, settings.window, like) if settings.window else None
     gaussians = make_gaussians(grid, sigma, settings.realisation)

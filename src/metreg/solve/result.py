@@ -21,7 +21,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Registration:
-    """One pair, registered. Maps are absolute positions (1, D, *S) on `grid`."""
+    """Pairs, registered. Maps are absolute positions (B, D, *S) on `grid`."""
 
     m: Tensor
     metric: MultiGaussian
