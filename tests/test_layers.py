@@ -11,9 +11,10 @@ SRC = Path(__file__).resolve().parents[1] / "src" / "metreg"
 WALK = """
     checks config grid fields interpolate data.whole data.io data.intensity data.transforms data.pair
     metric.base metric.gaussian metric.multi_gaussian metric.simplex metric.penalties metric.network metric.learned
-    flow.steps flow.stationary flow.maps
+    metric.store flow.steps flow.stationary flow.maps
     similarity.ssd similarity.ncc similarity.lncc similarity.mi similarity energy synthetic
     solve.result solve.optimise solve.multiscale solve.affine solve.register solve.momentum
+    learn.momenta learn.checkpoint learn.train
     evaluate.overlap evaluate.displacement report.plots report.page results pipeline apply demo cli __main__
 """
 ORDER = WALK.split()

@@ -129,6 +129,8 @@ class SolveSettings(_Settings):
     """Image resolution of each level of the pyramid, coarse to fine: 4 is a quarter of the points per axis."""
     iterations: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(60, 60, 20), min_length=1)
     """Most iterations of each level."""
+    local_iterations: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    """With a local metric: iterations of a second pass, after one with the global metric. None: the local one at once."""
     tolerance: Annotated[float, Field(ge=0)] = 1e-3
     """A level ends when the last ten iterations lowered the energy by less than this fraction of it; 0: never."""
 
@@ -136,9 +138,35 @@ class SolveSettings(_Settings):
     def _levels(self) -> SolveSettings:
         if len(self.shrink) != len(self.iterations):
             raise ValueError(f"shrink names {len(self.shrink)} levels, iterations {len(self.iterations)}")
+        if self.local_iterations is not None and len(self.shrink) != len(self.local_iterations):
+            raise ValueError(f"shrink names {len(self.shrink)} levels, local_iterations {len(self.local_iterations)}")
         if min(self.shrink) < 1:
             raise ValueError(f"shrink must be 1 or more, got {self.shrink}")
         return self
+
+
+class TrainSettings(_Settings):
+    """Learning the metric: stage 1 momenta only, with the global metric; stage 2 momenta and network."""
+
+    epochs: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] = (25, 50)
+    """Epochs of the two stages."""
+    batch: Count = 2
+    steps: Count = 5
+    """SGD steps on a batch before the next one."""
+    momentum_rate: Positive = 0.7
+    """Learning rate of the momenta, each with its gradient clipped for itself."""
+    network_rate: Positive = 0.25
+    """Learning rate of the network, its gradient clipped after summing over the batch."""
+    clip: Positive = 1.0
+    """Largest norm of either gradient."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Nesterov momentum of both."""
+    weight_decay: Annotated[float, Field(ge=0)] = 1e-5
+    plateau_factor: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    plateau_patience: Count = 10
+    """Epochs without progress after which both learning rates fall."""
+    memory_gb: Positive | None = None
+    """Most memory for the momenta of all pairs; beyond it they live on disk. None: half of what is free."""
 
 
 class AffineSettings(_Settings):
@@ -170,6 +198,8 @@ class Settings(_Settings):
     similarity: SimilaritySettings = SimilaritySettings()
     solve: SolveSettings = SolveSettings()
     affine: AffineSettings = AffineSettings()
+    learned: LearnedSettings = LearnedSettings()
+    train: TrainSettings = TrainSettings()
 
     def to_toml(self) -> str:
         """The same settings as a file that `read_settings` takes back."""
@@ -178,7 +208,10 @@ class Settings(_Settings):
         return tomli_w.dumps(self.model_dump(exclude_none=True))
 
 
-def _paper(steps: int, map_factor: float, learning_rate: float, iterations: int) -> dict[str, Any]:
+def _paper(
+    *, steps: int, map_factor: float, rates: tuple[float, float], iterations: tuple[int, int], train: dict[str, Any]
+) -> dict[str, Any]:
+    momentum_rate, network_rate = rates
     return {
         "unit_cube": True,
         "metric": {"realisation": "fourier", "window": 0},
@@ -186,20 +219,34 @@ def _paper(steps: int, map_factor: float, learning_rate: float, iterations: int)
         "similarity": {"name": "ncc"},
         "solve": {
             "optimiser": "sgd",
-            "learning_rate": learning_rate,
+            "learning_rate": momentum_rate,
             "clip": 1.0,
             "regularity": 1.0,
             "shrink": [1],
-            "iterations": [iterations],
+            "iterations": [iterations[0]],
+            "local_iterations": [iterations[1]],
             "tolerance": 0.0,
         },
+        "train": {**train, "momentum_rate": momentum_rate, "network_rate": network_rate},
     }
 
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
-    "paper2d": _paper(steps=20, map_factor=0.5, learning_rate=0.02, iterations=250),
-    "paper3d": _paper(steps=10, map_factor=0.4, learning_rate=0.7, iterations=150),
+    "paper2d": _paper(
+        steps=20,
+        map_factor=0.5,
+        rates=(0.02, 0.025),
+        iterations=(250, 500),
+        train={"epochs": [50, 100], "batch": 100},
+    ),
+    "paper3d": _paper(
+        steps=10,
+        map_factor=0.4,
+        rates=(0.7, 0.25),
+        iterations=(150, 300),
+        train={"epochs": [25, 50], "batch": 2},
+    ),
 }
 
 

@@ -1,0 +1,94 @@
+"""The momenta of all pairs and their optimiser state, in one of three homes behind one interface."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Home = Literal["device", "host", "disk"]
+
+
+class Momenta:
+    """m and its momentum buffer for every pair, (2, P, D, *S), with a copy on disk after every epoch.
+
+    Files alternate: an epoch reads one and, at its end, has written the other; which of them counts is for the checkpoint
+    to say. So a killed epoch leaves the momenta of the last whole one. `disk` reads and writes the files as it goes;
+    `device` and `host` (pinned where there is a GPU) keep all in memory.
+    """
+
+    def __init__(self, folder: Path, pairs: int, shape: tuple[int, ...], *, home: Home, device: torch.device) -> None:
+        self.folder, self.home, self.device = folder, home, device
+        self.shape = (2, pairs, *shape)
+        self.generation = 0
+        if home == "disk":
+            self.here, self.next = self._open(0), self._open(1)
+        else:
+            pin = home == "host" and device.type == "cuda"
+            self.memory = torch.zeros(self.shape, device=device if home == "device" else "cpu", pin_memory=pin)
+
+    def take(self, pairs: Tensor) -> tuple[Tensor, Tensor]:
+        """m and buffer (B, D, *S) of some pairs, on the device, to be changed freely."""
+        if self.home == "disk":
+            found = torch.from_numpy(self.here[:, pairs.numpy()])
+        else:
+            found = self.memory[:, pairs.to(self.memory.device)]
+        m, buffer = found.to(self.device, non_blocking=True)
+        return m.clone(), buffer.clone()
+
+    def put(self, pairs: Tensor, m: Tensor, buffer: Tensor) -> None:
+        """Keep what became of them."""
+        both = torch.stack([m.detach(), buffer])
+        if self.home == "disk":
+            self.next[:, pairs.numpy()] = both.cpu().numpy()
+        else:
+            self.memory[:, pairs.to(self.memory.device)] = both.to(self.memory.device)
+
+    def reset_buffers(self) -> None:
+        """Forget the optimiser's momentum, as a new stage does."""
+        if self.home == "disk":
+            self.here[1] = 0
+        else:
+            self.memory[1] = 0
+
+    def finish_epoch(self) -> int:
+        """Every pair was put once: write the other file and make it the one that counts. Its number."""
+        self.generation = 1 - self.generation
+        if self.home == "disk":
+            self.next.flush()
+            self.here, self.next = self.next, self.here
+        else:
+            file = self._open(self.generation)
+            file[:] = self.memory.cpu().numpy()
+            file.flush()
+        return self.generation
+
+    def load(self, generation: int) -> None:
+        """Go back to the file that a checkpoint names."""
+        self.generation = generation
+        if self.home == "disk":
+            self.here, self.next = self._open(generation), self._open(1 - generation)
+        else:
+            self.memory.copy_(torch.from_numpy(np.array(self._open(generation))))
+
+    def _open(self, generation: int) -> np.memmap:
+        path = self.folder / f"momenta-{generation}.npy"
+        if path.exists():
+            return np.load(path, mmap_mode="r+", allow_pickle=False)
+        return np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=self.shape)
+
+
+def choose_home(pairs: int, shape: tuple[int, ...], device: torch.device, memory_gb: float | None) -> Home:
+    """Device memory while it is at most half of what is free there, then host memory likewise, then disk."""
+    need = 2 * pairs * int(np.prod(shape)) * 4
+    limit = memory_gb * 2**30 if memory_gb is not None else None
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        if need <= (free / 2 if limit is None else min(limit, free / 2)):
+            return "device"
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return "host" if need <= (free / 2 if limit is None else limit) else "disk"

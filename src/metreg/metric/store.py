@@ -1,0 +1,87 @@
+"""Metric files: a network with all that gives its output a meaning, in safetensors. No pickle is ever loaded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from metreg.checks import MetregError
+from metreg.config import LearnedSettings, MetricSettings
+from metreg.metric.learned import LearnedMetric
+
+FORMAT = "metreg-metric-1"
+
+
+@dataclass(frozen=True, eq=False)
+class MetricFile:
+    """A learned metric and the facts of its training."""
+
+    model: LearnedMetric
+    length_mm: float
+    """The reference length it was trained with."""
+    voxel_mm: tuple[float, ...]
+    """Voxel size of the maps it was trained on."""
+    unit_cube: bool = False
+    intensity: tuple[float, ...] = ()
+    """The average quantile function that images are matched to; empty: each image by its own range."""
+    summary: dict[str, Any] = field(default_factory=dict)
+    """What it was trained on and with, and how that went."""
+    licence: str = "Apache-2.0"
+
+
+def save_metric(path: Path, metric: MetricFile) -> None:
+    from safetensors.torch import save_file
+
+    model = metric.model
+    about = {
+        "dim": model.dim,
+        "metric": model.metric.model_dump(),
+        "learned": model.learned.model_dump(),
+        "length_mm": metric.length_mm,
+        "voxel_mm": metric.voxel_mm,
+        "unit_cube": metric.unit_cube,
+        "intensity": metric.intensity,
+        "summary": metric.summary,
+        "licence": metric.licence,
+    }
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.network.state_dict().items()}
+    save_file(tensors, path, metadata={"format": FORMAT, "about": json.dumps(about)})
+
+
+def load_metric(path: Path) -> MetricFile:
+    """The metric of a file, ready for use: in evaluation mode, on the CPU."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise MetregError(f"metric: no such file: {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise MetregError(f"metric: damaged, or not a metric file ({error}): {path}") from None
+    if header.get("format") != FORMAT:
+        raise MetregError(f"metric: wanted a file of format {FORMAT}, got {header.get('format')}: {path}")
+    try:
+        about = json.loads(header["about"])
+        metric, learned = MetricSettings.model_validate(about["metric"]), LearnedSettings.model_validate(about["learned"])
+        model = LearnedMetric(about["dim"], metric, learned)
+        model.network.load_state_dict(tensors)
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise MetregError(f"metric: its header and its tensors do not fit ({str(error).splitlines()[0]}): {path}") from None
+    model.eval().requires_grad_(False)
+    if not all(torch.isfinite(tensor.float()).all() for tensor in tensors.values()):
+        raise MetregError(f"metric: its weights are not finite: {path}")
+    return MetricFile(
+        model,
+        length_mm=about["length_mm"],
+        voxel_mm=tuple(about["voxel_mm"]),
+        unit_cube=about["unit_cube"],
+        intensity=tuple(about["intensity"]),
+        summary=about["summary"],
+        licence=about["licence"],
+    )
