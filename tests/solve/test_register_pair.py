@@ -55,15 +55,15 @@ def test_every_optimiser_lowers_the_energy(optimiser: str, integrator: str, ring
 
 
 def test_local_weights_register_too_and_constant_ones_give_the_global_result(rings: RingPair) -> None:
-    settings = make_settings("paper2d", changes={"solve.iterations": [30]})
+    settings = make_settings("paper2d", changes={"solve.iterations": [10], "solve.local_iterations": [20]})
     local = register_pair(rings.source, rings.target, rings.grid, settings, weights=rings.weights)
-    assert local.metric.w.dim() == 4
+    assert local.metric.w.dim() == 4 and len(local.history) == 30
     assert sum(local.energy.values()) < 0.5 * sum(local.history[0].terms.values())
     sigma = local.metric.local_sigma()
     assert sigma.min() < 0.1 < sigma.max()
 
     w = torch.tensor([0.1, 0.2, 0.3, 0.4])
-    changes = {"solve.iterations": [10], "metric.weights": w.tolist()}
+    changes = {"solve.iterations": [10], "solve.local_iterations": None, "metric.weights": w.tolist()}
     settings = make_settings("paper2d", changes=changes)
     everywhere = w.view(1, 4, 1, 1).expand(1, 4, *rings.grid.shape)
     one = register_pair(rings.source, rings.target, rings.grid, settings)

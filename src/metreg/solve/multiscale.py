@@ -23,6 +23,7 @@ class Level:
     number: int
     scene: Scene
     iterations: int
+    local_iterations: int | None
 
 
 def map_grid_of(grid: Grid, factor: float) -> Grid:
@@ -39,7 +40,8 @@ def levels(
     mask: Tensor | None = None,
 ) -> Iterator[Level]:
     """The pair from coarse to fine. Images are smoothed before they are down-sampled, the mask too."""
-    for number, (shrink, iterations) in enumerate(zip(settings.solve.shrink, settings.solve.iterations, strict=True)):
+    solve = settings.solve
+    for number, shrink in enumerate(solve.shrink):
         coarse = grid if shrink == 1 else grid.coarsen(1 / shrink, at_least=SMALLEST)
         scene = Scene(
             source=downsample(source, coarse),
@@ -48,4 +50,5 @@ def levels(
             map_grid=map_grid_of(coarse, settings.flow.map_factor),
             mask=None if mask is None else downsample(mask, coarse),
         )
-        yield Level(number, scene, iterations)
+        local = None if solve.local_iterations is None else solve.local_iterations[number]
+        yield Level(number, scene, solve.iterations[number], local)

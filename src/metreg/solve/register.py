@@ -17,7 +17,7 @@ from metreg.interpolate import downsample, upsample
 from metreg.metric.gaussian import make_gaussians
 from metreg.metric.multi_gaussian import MultiGaussian, border_window, default_weights
 from metreg.similarity import make_similarity
-from metreg.solve.multiscale import levels
+from metreg.solve.multiscale import Level, levels
 from metreg.solve.optimise import minimise
 from metreg.solve.result import Record, Registration
 
@@ -44,28 +44,40 @@ def register_pair(
     """
     check_field("source", source, grid, channels=1)
     check_field("target", target, grid, channels=1)
-    m = start
     history: list[Record] = []
+    m = start
 
     for level in levels(source, target, grid, settings, mask=mask):
         scene = level.scene
-        metric = make_metric(scene.map_grid, settings.metric, like=source, weights=weights)
         similarity = make_similarity(settings.similarity, scene.grid)
-        energy = Objective(similarity, settings.flow, settings.solve.regularity).of(metric, scene)
+        objective = Objective(similarity, settings.flow, settings.solve.regularity)
+        m = zero_momentum(scene.map_grid, source) if m is None else upsample(m, scene.map_grid)
 
         def record(iteration: int, terms: dict[str, float], number: int = level.number) -> None:
             history.append(Record(number, iteration, terms))
             on_iteration(history[-1])
 
-        zero = torch.zeros_like(scene.map_grid.points(source)).expand(len(source), -1, *scene.map_grid.shape)
-        m = zero if m is None else upsample(m, scene.map_grid)
-        m = minimise(energy, m, settings.solve, iterations=level.iterations, on_iteration=record)
+        for local, iterations in _passes(level, weights):
+            metric = make_metric(scene.map_grid, settings.metric, like=source, weights=local)
+            m = minimise(objective.of(metric, scene), m, settings.solve, iterations=iterations, on_iteration=record)
 
     assert m is not None
     with torch.no_grad():
-        final = {name: float(value.sum()) for name, value in energy(m)._asdict().items()}
+        final = {name: float(value.sum()) for name, value in objective(m, metric, scene)._asdict().items()}
         phi_inv, phi = maps_of(m, metric, scene.map_grid, settings.flow)
     return Registration(m, metric, phi_inv, phi, scene.map_grid, history, final)
+
+
+def _passes(level: Level, weights: Tensor | None) -> list[tuple[Tensor | None, int]]:
+    """What is done at a level, weights and iterations: with a local metric, the global one may go first."""
+    if weights is None or level.local_iterations is None:
+        return [(weights, level.iterations)]
+    return [(None, level.iterations), (weights, level.local_iterations)]
+
+
+def zero_momentum(grid: Grid, like: Tensor) -> Tensor:
+    """A momentum that moves nothing, (B, D, *S), for the batch, dtype and device of `like`."""
+    return torch.zeros((len(like), grid.dim, *grid.shape), dtype=like.dtype, device=like.device)
 
 
 @torch.no_grad()
