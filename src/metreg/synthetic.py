@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from metreg.checks import MetregError
 from metreg.fields import gradient
 from metreg.flow.maps import count_folds
 from metreg.flow.stationary import flow
@@ -47,10 +48,11 @@ class RingPair:
 
 def ring_pair(generator: torch.Generator, size: int = 128) -> RingPair:
     """One pair, drawn again until neither of its two flows folds."""
-    while True:
+    for _ in range(100):
         pair = _draw(generator, Grid.unit_cube((size, size)))
         if pair is not None:
             return pair
+    raise MetregError(f"rings: every one of 100 pairs of {size} x {size} folds; use a larger size")
 
 
 def _draw(generator: torch.Generator, grid: Grid) -> RingPair | None:

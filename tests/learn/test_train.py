@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers import random_field, taylor_slope
+from metreg.checks import MetregError
+from metreg.config import LearnedSettings, MetricSettings, Settings, SimilaritySettings, make_settings
+from metreg.energy import Objective, Scene
+from metreg.grid import Grid
+from metreg.interpolate import downsample
+from metreg.learn.checkpoint import load_checkpoint
+from metreg.learn.momenta import Momenta, choose_home
+from metreg.learn.train import TrainingPairs, train
+from metreg.metric.gaussian import make_gaussians
+from metreg.metric.learned import LearnedMetric
+from metreg.metric.multi_gaussian import MultiGaussian
+from metreg.metric.store import MetricFile, load_metric, save_metric
+from metreg.similarity import make_similarity
+from metreg.synthetic import ring_pair
+
+CPU = torch.device("cpu")
+
+
+def some_pairs(count: int = 5) -> TrainingPairs:
+    """Rings at a quarter of their resolution."""
+    pairs = [ring_pair(torch.Generator().manual_seed(seed)) for seed in range(count)]
+    source, target = (torch.cat([getattr(pair, name)[..., ::4, ::4] for pair in pairs]) for name in ("source", "target"))
+    return TrainingPairs(source, target, Grid.unit_cube((32, 32)))
+
+
+def short(**more: object) -> Settings:
+    changes = {"train.epochs": [2, 3], "train.batch": 2, "train.steps": 2, "flow.steps": 5, **more}
+    return make_settings("paper2d", changes=changes)
+
+
+def parameters(model: LearnedMetric) -> torch.Tensor:
+    return torch.cat([tensor.flatten().float() for tensor in model.network.state_dict().values()])
+
+
+def test_training_lowers_the_energy_and_leaves_a_log(tmp_path: Path) -> None:
+    heard = []
+    model, progress = train(some_pairs(), short(), tmp_path, device=CPU, on_epoch=heard.append)
+    assert [(r["stage"], r["epoch"]) for r in heard] == [(1, 1), (1, 2), (2, 1), (2, 2), (2, 3)]
+    assert heard[1]["similarity"] < heard[0]["similarity"]
+    assert heard[-1]["transport"] > 0 and heard[-1]["variation"] > 0
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert lines == heard == progress.history
+    assert not model.training
+    assert progress.best_energy == min(r["total"] for r in heard if r["stage"] == 2)
+
+
+def test_the_three_homes_give_the_same_result(tmp_path: Path) -> None:
+    found = []
+    for home in ("device", "host", "disk"):
+        (tmp_path / home).mkdir()
+        found.append(parameters(train(some_pairs(), short(), tmp_path / home, device=CPU, home=home)[0]))  # type: ignore[arg-type]
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_a_small_limit_sends_the_momenta_to_disk() -> None:
+    assert choose_home(300, (2, 64, 64), CPU, None) == "host"
+    assert choose_home(300, (2, 64, 64), CPU, 0.001) == "disk"
+
+
+def test_the_same_seed_gives_the_same_network_and_another_one_another(tmp_path: Path) -> None:
+    runs = []
+    for i, seed in enumerate((0, 0, 1)):
+        (tmp_path / str(i)).mkdir()
+        runs.append(parameters(train(some_pairs(), short(seed=seed), tmp_path / str(i), device=CPU)[0]))
+    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+
+
+SCRIPT = """
+import sys; sys.path[:0] = {paths!r}
+import torch; torch.set_num_threads(1)
+from test_train import *
+say = lambda r: print(r["stage"], r["epoch"], flush=True)
+train(some_pairs(), short(), Path(sys.argv[1]), device=CPU, home=sys.argv[2], on_epoch=say)
+"""
+
+
+@pytest.mark.parametrize("home", ["host", "disk"])
+def test_a_killed_training_goes_on_and_ends_with_the_same_network(home: str, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir(), cut.mkdir()
+    expected = parameters(train(some_pairs(), short(), whole, device=CPU, home=home)[0])  # type: ignore[arg-type]
+    here = Path(__file__).resolve().parent
+    script = SCRIPT.format(paths=[str(here), str(here.parent)])
+    process = subprocess.Popen([sys.executable, "-c", script, str(cut), home], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.split() == ["2", "1"]:
+            break
+    time.sleep(0.05)  # somewhere in the next epoch
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = load_checkpoint(cut / "checkpoint.safetensors", short())[0]
+    assert done.stage == 1 and 1 <= done.epoch < 3
+    resumed = train(some_pairs(), short(), cut, device=CPU, home=home, resume=True)[0]  # type: ignore[arg-type]
+    assert torch.equal(parameters(resumed), expected)
+
+
+def test_a_resume_with_other_settings_is_refused(tmp_path: Path) -> None:
+    train(some_pairs(2), short(**{"train.epochs": [1, 0]}), tmp_path, device=CPU)
+    with pytest.raises(MetregError, match=r"made with other settings \(train\.momentum_rate\)"):
+        train(
+            some_pairs(2), short(**{"train.epochs": [1, 0], "train.momentum_rate": 0.5}), tmp_path, device=CPU, resume=True
+        )
+    with pytest.raises(MetregError, match="nothing to resume"):
+        train(some_pairs(2), short(), tmp_path / "elsewhere", device=CPU, resume=True)
+
+
+def test_images_of_unlike_size_are_refused() -> None:
+    pairs = some_pairs(2)
+    with pytest.raises(MetregError, match="images of one size"):
+        TrainingPairs(pairs.source, pairs.target[..., :20, :20], pairs.grid)
+
+
+def test_momenta_are_read_and_written_pair_by_pair(tmp_path: Path) -> None:
+    for home in ("host", "disk"):
+        folder = tmp_path / home
+        folder.mkdir()
+        momenta = Momenta(folder, 4, (2, 3, 3), home=home, device=CPU)  # type: ignore[arg-type]
+        for pairs in (torch.tensor([2, 0]), torch.tensor([1, 3])):
+            m, buffer = momenta.take(pairs)
+            momenta.put(pairs, m + pairs.view(-1, 1, 1, 1), buffer + 1)
+        generation = momenta.finish_epoch()
+        again = Momenta(folder, 4, (2, 3, 3), home=home, device=CPU)  # type: ignore[arg-type]
+        again.load(generation)
+        m, buffer = again.take(torch.tensor([3, 2]))
+        assert m[:, 0, 0, 0].tolist() == [3, 2] and buffer.unique().tolist() == [1]
+        again.reset_buffers()
+        assert again.take(torch.tensor([3]))[1].abs().max() == 0
+
+
+@pytest.mark.parametrize("what", ["network", "momenta"])
+def test_the_whole_energy_passes_the_taylor_test_in_network_and_momenta(what: str) -> None:
+    grid = Grid.unit_cube((18, 16))
+    map_grid = grid.coarsen(0.5)
+    x = grid.points(torch.empty(0, dtype=torch.float64))
+    source = torch.cat([torch.exp(-((x - c) ** 2).sum(1, keepdim=True) / 0.05) for c in (0.45, 0.5)])
+    scene = Scene(source, source.flip(2), grid, map_grid)
+    metric = MetricSettings(realisation="fourier", window=0)
+    model = LearnedMetric(2, metric, LearnedSettings(), torch.Generator().manual_seed(0)).double().train()
+    small = downsample(source, map_grid)
+    gamma = model.edges(small, map_grid)
+    gaussians = make_gaussians(map_grid, torch.tensor(metric.sigma, dtype=torch.float64), "fourier")
+    objective = Objective(make_similarity(SimilaritySettings(name="ncc"), grid), make_settings("paper2d").flow, 1.0)
+    names = [name for name, _ in model.network.named_parameters()]
+    sizes = [p.numel() for p in model.network.parameters()]
+    theta = torch.cat([p.detach().flatten() for p in model.network.parameters()])
+    m = 0.3 * random_field(2, 2, *map_grid.shape)
+
+    def energy(theta: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+        shapes = [p.shape for p in model.network.parameters()]
+        parts = {n: t.view(s) for n, t, s in zip(names, theta.split(sizes), shapes, strict=True)}
+        original = model.network.forward
+        model.network.forward = lambda f, k=None: torch.func.functional_call(  # type: ignore[method-assign]
+            model.network.layers, {n.removeprefix("layers."): t for n, t in parts.items()}, ((f - 0.5) / 2,)
+        )
+        try:
+            weights = model.weights(small, map_grid)
+        finally:
+            model.network.forward = original  # type: ignore[method-assign]
+        kernel = MultiGaussian(gaussians, weights.w)
+        return objective(m, kernel, scene, model.penalties(weights, gamma, map_grid)).total().sum()
+
+    if what == "network":
+        slope = taylor_slope(lambda t: energy(t, m), theta, 0.1 * random_field(len(theta), seed=3), (1e-5, 1e-6))
+    else:
+        slope = taylor_slope(lambda k: energy(theta, k), m, 0.3 * random_field(*m.shape, seed=4), (1e-4, 1e-5))
+    assert slope == pytest.approx(2, abs=0.15)
+
+
+def test_metric_files_keep_all(tmp_path: Path) -> None:
+    grid = Grid.unit_cube((12, 12))
+    model = LearnedMetric(2, MetricSettings(sigma=(0.02, 0.1)), LearnedSettings(transport=15.0))
+    model.weights(torch.rand(3, 1, 12, 12), grid)  # moves the running statistics
+    path = tmp_path / "metric.safetensors"
+    save_metric(path, MetricFile(model.eval(), 200.0, (2.0, 2.0), summary={"pairs": 7}, licence="CC BY-NC"))
+    again = load_metric(path)
+    assert again.model.learned.transport == 15 and again.model.metric.sigma == (0.02, 0.1)
+    assert (again.length_mm, again.voxel_mm, again.summary, again.licence) == (200.0, (2.0, 2.0), {"pairs": 7}, "CC BY-NC")
+    image = torch.rand(1, 1, 12, 12)
+    torch.testing.assert_close(again.model.weights(image, grid).w, model.weights(image, grid).w)
+
+
+def test_damaged_metric_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "metric.safetensors"
+    with pytest.raises(MetregError, match="no such file"):
+        load_metric(path)
+    path.write_text("hello")
+    with pytest.raises(MetregError, match="damaged, or not a metric file"):
+        load_metric(path)
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.zeros(1)}, path)
+    with pytest.raises(MetregError, match="wanted a file of format metreg-metric-1, got None"):
+        load_metric(path)
+    save_file({"x": torch.zeros(1)}, path, metadata={"format": "metreg-metric-1", "about": "{}"})
+    with pytest.raises(MetregError, match="do not fit"):
+        load_metric(path)
