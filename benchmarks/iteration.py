@@ -64,7 +64,7 @@ def benchmark(shape: tuple[int, ...], repeats: int, device: torch.device) -> dic
         "flow": lambda: transport(start, v, map_grid, STEPS).sum().backward(),
     }
     for name in ("ncc", "lncc", "mi"):
-        similarity = make_similarity(SimilaritySettings(name=name), grid)
+        similarity = make_similarity(SimilaritySettings(name=name))
         energy = Objective(similarity, FlowSettings(steps=STEPS), regularity=1.0).of(metric, scene)
         parts[f"whole energy, {name}"] = lambda energy=energy: energy(m).total().sum().backward()
     found = {name: measure(part, repeats, device) for name, part in parts.items()}

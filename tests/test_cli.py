@@ -158,6 +158,15 @@ def test_a_mistake_gives_one_clear_line_and_nothing_is_written(
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
+def test_an_input_is_never_replaced(
+    mistakes: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    precious = mistakes["moving"].rename(mistakes["occupied"] / "warped.nii.gz")
+    assert run(monkeypatch, "register", precious, mistakes["fixed"], "-o", mistakes["occupied"], "--overwrite", *QUICK) == 2
+    assert "is an input and would be replaced" in capsys.readouterr().err
+    assert precious.exists()
+
+
 def test_mistakes_in_apply(
     mistakes: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,11 @@ def test_the_command_line_wins_over_the_file_which_wins_over_the_preset(tmp_path
         ("similarity.window=4", "similarity: window must be odd, got 4"),
         ("similarity.name=psnr", "similarity.name: input should be"),
         ("solve.iterations=[3]", "solve: shrink names 3 levels, iterations 1"),
+        ("metric.sigma=[1e9]", "metric.sigma.0: input should be less than or equal to 100"),
+        ("solve.regularity=inf", "solve.regularity: input should be a finite number"),
+        ("flow={integrator='squaring', steps=160}", "flow: steps: more than 30 squarings"),
+        ("seed=99999999999999999999999", "seed: "),
+        ("preset=nonsense", "preset: unknown 'nonsense'"),
         ("nothing", "--set: wanted key=value, got 'nothing'"),
         ("flow=3", "flow: "),
     ],
@@ -46,6 +51,10 @@ def test_wrong_settings_are_named(change: str, message: str) -> None:
     with pytest.raises(MetregError) as error:
         make_settings(changes=[change])
     assert str(error.value).startswith(message)
+
+
+def test_a_preset_may_come_as_a_change() -> None:
+    assert make_settings(changes=["preset=paper2d"]) == make_settings("paper2d")
 
 
 def test_wrong_files_and_presets_are_named(tmp_path: Path) -> None:

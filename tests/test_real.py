@@ -16,10 +16,10 @@ OASIS = "oasis2d/img/OASIS-TRT-20-{}_slice118", "oasis2d/label/OASIS-TRT-20-{}_D
 MALC = "malc/{}/img/{}", "malc/{}/label/{}"
 HIPPOCAMPUS = "hippocampus/img/hippocampus_{}", "hippocampus/label/hippocampus_{}"
 PAIRS = {
-    "malc 2 mm": (MALC, ("2mm", "1013"), ("2mm", "1014"), 0.10),
+    "malc 2 mm": (MALC, ("2mm", "1013"), ("2mm", "1014"), 0.08),
     "malc native": (MALC, ("native", "1000"), ("native", "1006"), 0.08),
     "oasis2d": (OASIS, ("1",), ("2",), 0.05),
-    "hippocampus": (HIPPOCAMPUS, ("001",), ("003",), 0.04),
+    "hippocampus": (HIPPOCAMPUS, ("001",), ("003",), 0.02),
 }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from metreg.checks import MetregError
-from metreg.data.io import Frame, read_image, read_labels, read_points, read_reference, write_image, write_points
+from metreg.data.io import read_labels, read_reference, write_image
+from metreg.data.points import Frame, read_points, write_points
 from metreg.data.transforms import Transform, read_transform
 from metreg.data.whole import check_output, whole_file
 from metreg.solve.momentum import read_momentum
@@ -18,7 +19,7 @@ def apply_to_image(
     if not out.name.endswith((".nii", ".nii.gz")):
         raise MetregError(f"output: wanted a name ending in .nii or .nii.gz, got {out}")
     check_output(out, overwrite=overwrite, folder=False)
-    moving = read_labels(image) if labels else read_image(image)
+    moving = read_labels(image) if labels else read_reference(image, "image")
     fixed = read_reference(reference)
     there = load_transform(transform)
     file_dim = 3 if fixed.plane is not None and moving.plane is not None else fixed.dim

@@ -93,9 +93,14 @@ def register(
 
     settings = make_settings(preset, config=config, changes=_with(changes, seed=seed, model=model, affine=affine))
     check_output(out, overwrite=overwrite)
-    with _progress(quiet, settings.solve.iterations) as on_iteration:
-        from metreg import pipeline
+    from metreg import pipeline
+    from metreg.results import NAMES
 
+    given = (moving, fixed, moving_mask, fixed_mask, moving_labels, fixed_labels, weights)
+    for path in given:
+        if path is not None and path.name in NAMES and path.resolve().parent == out.resolve():
+            raise MetregError(f"output: {path} is an input and would be replaced; choose another folder")
+    with _progress(quiet, settings.solve.iterations) as on_iteration:
         result = pipeline.register(
             moving,
             fixed,
@@ -130,6 +135,10 @@ def apply(
     frame: Annotated[
         Literal["ras", "lps"] | None, typer.Option(help="Frame of the points in mm, in and out.", show_default=False)
     ] = None,
+    config: Config = None,
+    changes: Changes = None,
+    device: Device = "auto",
+    seed: Seed = None,
     quiet: Quiet = False,
     overwrite: Overwrite = False,
 ) -> None:
@@ -138,7 +147,11 @@ def apply(
     moving_to_fixed.h5 brings the moving image onto the fixed grid; on points it goes from fixed to moving.
     """
     from metreg.apply import apply_to_image, apply_to_points
+    from metreg.checks import pick_device
+    from metreg.config import make_settings
 
+    make_settings(config=config, changes=_with(changes, seed=seed))  # nothing of it matters here, but wrong is wrong
+    pick_device(device)
     if image.suffix.lower() == ".csv":
         if frame is None:
             raise MetregError("--frame: say whether the points are in ras or lps millimetres")
@@ -154,18 +167,23 @@ def apply(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")] = Path("demo"),
+    config: Config = None,
+    changes: Changes = None,
+    device: Device = "auto",
     seed: Seed = None,
     quiet: Quiet = False,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Register a synthetic pair whose true map is known, and show the errors."""
-    from metreg.config import PRESETS
+    from metreg.checks import pick_device
+    from metreg.config import make_settings
 
-    with _progress(quiet, PRESETS["paper2d"]["solve"]["iterations"]) as on_iteration:
+    settings = make_settings(None if config else "paper2d", config=config, changes=_with(changes, seed=seed))
+    with _progress(quiet, settings.solve.iterations) as on_iteration:
         from metreg.demo import run_demo
 
-        result = run_demo(out, seed=seed or 0, overwrite=overwrite, on_iteration=on_iteration)
+        result = run_demo(out, settings, device=pick_device(device), overwrite=overwrite, on_iteration=on_iteration)
     if as_json:
         typer.echo(json.dumps({"errors_px": result.errors, "folds": result.folds, "seconds": result.seconds}))
     elif not quiet:
@@ -195,7 +213,9 @@ def _fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def _with(changes: list[str] | None, *, seed: int | None, model: str | None, affine: bool | None) -> list[str]:
+def _with(
+    changes: list[str] | None, *, seed: int | None, model: str | None = None, affine: bool | None = None
+) -> list[str]:
     """The --set strings, and what the plain options say."""
     more = [*(changes or [])]
     if seed is not None:
@@ -210,7 +230,7 @@ def _with(changes: list[str] | None, *, seed: int | None, model: str | None, aff
 @contextmanager
 def _progress(quiet: bool, iterations: Any) -> Iterator[Callable[[Record], None]]:
     """A progress bar with level, iteration and each energy term."""
-    if quiet:
+    if quiet or not sys.stderr.isatty():
         yield lambda record: None
         return
     from rich.console import Console

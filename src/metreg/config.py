@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from metreg.checks import MetregError
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Width = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -23,13 +25,13 @@ class _Settings(BaseModel):
 class MetricSettings(_Settings):
     """The kernel K: a mixture of Gaussians."""
 
-    sigma: tuple[Positive, ...] = Field(default=(0.01, 0.05, 0.1, 0.2), min_length=1)
+    sigma: tuple[Width, ...] = Field(default=(0.01, 0.05, 0.1, 0.2), min_length=1)
     """Standard deviations in reference lengths, increasing."""
-    weights: tuple[Annotated[float, Field(ge=0)], ...] | None = None
+    weights: tuple[NotNegative, ...] | None = None
     """Constant weights, one per sigma, of sum one; none: sigma_i^2 / sum_j sigma_j^2."""
     realisation: Literal["separable", "fourier"] = "separable"
     """`separable`: nothing wraps round, for real images. `fourier`: periodic, the paper's."""
-    window: Annotated[int, Field(ge=0)] = 3
+    window: Annotated[int, Field(ge=0, le=50)] = 3
     """Width in map voxels of the border in which the velocity falls to zero; 0 for none."""
 
     @model_validator(mode="after")
@@ -67,13 +69,13 @@ class LearnedSettings(_Settings):
     """`linear` moves from the set point along the simplex; `softmax` knows no set point."""
     smoothing: Positive | None = None
     """Standard deviation with which pre-weights are smoothed; none: 0.02 in 2-D, 0.05 in 3-D."""
-    transport: Annotated[float, Field(ge=0)] = 50.0
+    transport: NotNegative = 50.0
     """lambda_OMT: the price of leaving the largest Gaussian."""
     transport_power: Positive = 1.0
-    variation: Annotated[float, Field(ge=0)] = 0.1
+    variation: NotNegative = 0.1
     """lambda_TV: the price of weights that vary."""
     variation_kind: Literal["tv", "h1"] = "tv"
-    range: Annotated[float, Field(ge=0)] = 1.0
+    range: NotNegative = 1.0
     """The price of weights that the clamps have to hold."""
 
     def smoothing_in(self, dim: int) -> float:
@@ -86,8 +88,14 @@ class FlowSettings(_Settings):
     integrator: Literal["rk4", "squaring"] = "rk4"
     steps: Count = 10
     """Least number of RK4 steps (or squarings); more are taken where stability asks for them."""
-    map_factor: Annotated[float, Field(gt=0, le=1)] = 0.5
+    map_factor: Annotated[float, Field(ge=0.05, le=1)] = 0.5
     """Resolution of map, momentum and weights relative to the images."""
+
+    @model_validator(mode="after")
+    def _few_squarings(self) -> FlowSettings:
+        if self.integrator == "squaring" and self.steps > 30:
+            raise ValueError(f"steps: more than 30 squarings lose all precision, got {self.steps}")
+        return self
 
 
 class SimilaritySettings(_Settings):
@@ -123,7 +131,7 @@ class SolveSettings(_Settings):
     """The learning rate falls by this factor ..."""
     plateau_patience: Count = 10
     """... after so many iterations without progress (sgd, adam)."""
-    regularity: Annotated[float, Field(ge=0)] = 1000.0
+    regularity: NotNegative = 1000.0
     """lambda, the factor of <m, v>."""
     shrink: tuple[Positive, ...] = Field(default=(4, 2, 1), min_length=1)
     """Image resolution of each level of the pyramid, coarse to fine: 4 is a quarter of the points per axis."""
@@ -131,7 +139,7 @@ class SolveSettings(_Settings):
     """Most iterations of each level."""
     local_iterations: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """With a local metric: iterations of a second pass, after one with the global metric. None: the local one at once."""
-    tolerance: Annotated[float, Field(ge=0)] = 1e-3
+    tolerance: NotNegative = 1e-3
     """A level ends when the last ten iterations lowered the energy by less than this fraction of it; 0: never."""
 
     @model_validator(mode="after")
@@ -161,7 +169,7 @@ class TrainSettings(_Settings):
     """Largest norm of either gradient."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Nesterov momentum of both."""
-    weight_decay: Annotated[float, Field(ge=0)] = 1e-5
+    weight_decay: NotNegative = 1e-5
     plateau_factor: Annotated[float, Field(gt=0, lt=1)] = 0.5
     plateau_patience: Count = 10
     """Epochs without progress after which both learning rates fall."""
@@ -176,8 +184,8 @@ class AffineSettings(_Settings):
     """12 parameters in 3-D (6 in 2-D), 6 (3), or headers as they are."""
     similarity: Literal["ncc", "mi"] = "ncc"
     """`ncc` for images of one kind, in which it is the more exact; `mi` across kinds."""
-    resolution_mm: tuple[Positive, ...] = Field(default=(8.0, 4.0, 2.0), min_length=1)
-    """Voxel size of each level, coarse to fine; never finer than the image."""
+    resolution: tuple[Positive, ...] = Field(default=(0.04, 0.02, 0.01), min_length=1)
+    """Voxel size of each level in reference lengths, coarse to fine; never finer than the image."""
     iterations: Count = 60
     """Most iterations of each level."""
 
@@ -192,7 +200,7 @@ class Settings(_Settings):
     """The reference length, in which sigma counts: 0.05 of 200 mm is 10 mm. None: the longest side of what FIXED shows."""
     unit_cube: bool = False
     """The paper's coordinates: every axis runs from 0 to 1, whatever the voxel size."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     metric: MetricSettings = MetricSettings()
     flow: FlowSettings = FlowSettings()
     similarity: SimilaritySettings = SimilaritySettings()
@@ -251,16 +259,17 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def make_settings(
-    preset: str | None = None, *, config: Path | None = None, changes: Iterable[str] | Mapping[str, Any] = ()
+    preset: str | None = None, *, config: str | Path | None = None, changes: Iterable[str] | Mapping[str, Any] = ()
 ) -> Settings:
     """A preset, changed by a TOML file, changed by `key=value` strings or a mapping of dotted keys."""
+    config = None if config is None else Path(config)
     values = _read_toml(config) if config else {}
-    preset = preset or values.get("preset", "default")
-    if preset not in PRESETS:
+    items = dict(changes.items() if isinstance(changes, Mapping) else [_split(change) for change in changes])
+    preset = preset or items.pop("preset", None) or values.get("preset", "default")
+    if not isinstance(preset, str) or preset not in PRESETS:
         raise MetregError(f"preset: unknown '{preset}'; use one of {', '.join(PRESETS)}")
     merged = _merge(_merge(PRESETS[preset], values), {"preset": preset})
-    items = changes.items() if isinstance(changes, Mapping) else [_split(change) for change in changes]
-    for key, value in items:
+    for key, value in items.items():
         merged = _merge(merged, _nest(key, value))
     try:
         return Settings.model_validate(merged)

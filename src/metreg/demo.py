@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from metreg.config import Settings, make_settings
+from metreg.config import Settings
 from metreg.data.whole import whole_folder
 from metreg.evaluate.displacement import displacement_error
 from metreg.fields import jacobian_determinant
@@ -34,15 +34,17 @@ class DemoResult:
     seconds: float
 
 
-def run_demo(out: Path, *, seed: int, overwrite: bool, on_iteration: Callable[[Record], None]) -> DemoResult:
-    """Register one pair with the paper's 2-D settings; write `panel.png` and `report.html`."""
-    settings = make_settings("paper2d", changes={"seed": seed})
+def run_demo(
+    out: Path, settings: Settings, *, device: torch.device, overwrite: bool, on_iteration: Callable[[Record], None]
+) -> DemoResult:
+    """Register one pair; write `panel.png` and `report.html`."""
     with whole_folder(out, names=NAMES, overwrite=overwrite) as work:
-        pair = ring_pair(torch.Generator().manual_seed(seed))
+        pair = ring_pair(torch.Generator().manual_seed(settings.seed))
         start = time.perf_counter()
-        registration = register_pair(pair.source, pair.target, pair.grid, settings, on_iteration=on_iteration)
+        source, target = pair.source.to(device), pair.target.to(device)
+        registration = register_pair(source, target, pair.grid, settings, on_iteration=on_iteration)
+        phi_inv = upsample(registration.phi_inv, pair.grid).cpu()
         seconds = time.perf_counter() - start
-        phi_inv = upsample(registration.phi_inv, pair.grid)
         errors = {"none": _errors(pair, pair.grid.points(phi_inv)), "global": _errors(pair, phi_inv)}
         result = DemoResult(errors, int(count_folds(registration.phi_inv.double(), registration.grid)), seconds)
         _write(work, pair, registration, phi_inv, settings, result)

@@ -24,7 +24,12 @@ def sample(
 
     `outside` says what lies beyond the outermost points: the nearest value, or zero from half a voxel on (as in ITK).
     """
-    extent = torch.tensor(grid.extent, dtype=x.dtype, device=x.device).view(-1, *[1] * (x.dim() - 2))
+    extent, step = (
+        torch.tensor(size, dtype=x.dtype, device=x.device).view(-1, *[1] * (x.dim() - 2))
+        for size in (grid.extent, grid.spacing)
+    )
+    if mode == "nearest":
+        x = (x / step + 0.5).floor() * step  # half-way points go up, as in ITK
     unit = 2 * x / extent - 1
     points = unit.flip(1).movedim(1, -1)
     if x.dim() != f.dim():  # a bare list of points (B, D, P)
@@ -34,8 +39,7 @@ def sample(
     values = values.reshape(*values.shape[:2], *x.shape[2:])
     if outside == "edge":
         return values
-    margin = torch.tensor(grid.spacing, dtype=x.dtype, device=x.device).view_as(extent) / 2
-    inside = ((x >= -margin) & (x <= extent + margin)).all(1, keepdim=True)
+    inside = ((x >= -step / 2) & (x <= extent + step / 2)).all(1, keepdim=True)
     return torch.where(inside, values, torch.zeros((), dtype=values.dtype, device=values.device))
 
 
@@ -57,17 +61,22 @@ def upsample(f: Tensor, fine: Grid) -> Tensor:
 
 
 def downsample(f: Tensor, coarse: Grid) -> Tensor:
-    """Smooth, then sample on a coarser grid of the same box.  (B, C, *S) -> (B, C, *coarse.shape)."""
+    """Smooth, then sample on a coarser grid of the same box; axes that get finer are interpolated.  (B, C, *S)."""
     for d, n in enumerate(coarse.shape):
         if n != f.shape[d + 2]:
-            f = along_axis(_smoothing_matrix(f.shape[d + 2], n, f), f, d + 2)
+            matrix = _smoothing_matrix if n < f.shape[d + 2] else _linear_matrix
+            f = along_axis(matrix(f.shape[d + 2], n, f), f, d + 2)
     return f
 
 
 def fill_unknown(f: Tensor, known: Tensor, grid: Grid) -> Tensor:
     """f where `known` (B, 1, *S) is one; elsewhere carried on smoothly from there, near from near, far from far."""
-    if bool((known == 1).all()) or max(grid.shape) <= 4:
+    if bool((known == 1).all()):
         return f
+    if max(grid.shape) <= 4:
+        axes = tuple(range(2, f.dim()))
+        mean = (known * f).sum(axes, keepdim=True) / known.sum(axes, keepdim=True).clamp(min=1e-6)
+        return torch.where(known > 0.99, f, mean)
     coarse = grid.coarsen(0.5)
     share = downsample(known, coarse)
     average = downsample(known * f, coarse) / share.clamp(min=1e-6)

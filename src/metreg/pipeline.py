@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import logging
 import platform
+import re
 import resource
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -14,13 +16,16 @@ import torch
 
 from metreg.checks import MetregError, pick_device
 from metreg.config import Settings, make_settings
-from metreg.data.io import Image, check_same_grid, read_image, read_labels, read_mask, read_weights
+from metreg.data.formats import Image
+from metreg.data.io import check_same_grid, match_planes, read_image, read_labels, read_mask, read_weights
 from metreg.data.pair import make_pair
 from metreg.evaluate.overlap import common_labels
 from metreg.results import Result
 from metreg.solve.affine import align
 from metreg.solve.register import register_pair
 from metreg.solve.result import Record
+
+log = logging.getLogger(__name__)
 
 
 def register(
@@ -47,6 +52,8 @@ def register(
     space of the moving one, make the metric local. Labels are only carried along and measured.
     """
     clock = _Clock()
+    if settings is not None and (preset or changes):
+        raise MetregError("settings: give either settings, or a preset and changes")
     settings = settings if settings is not None else make_settings(preset, changes=changes)
     on_device = pick_device(device)
     if metric != "global":
@@ -59,6 +66,9 @@ def register(
         raise MetregError(
             f"moving image is {source.dim}-D and fixed image {target.dim}-D: {source.name}, {target.name}; wanted the same"
         )
+    source = match_planes(source, target)
+    if (source.plane is None) != (target.plane is None):
+        log.warning("one image is a slice of a 3-D file and the other is 2-D: the transforms written are 2-D")
     source_mask = None if moving_mask is None else read_mask(moving_mask, source, "moving mask")
     target_mask = None if fixed_mask is None else read_mask(fixed_mask, target, "fixed mask")
     source_labels = _labels(moving_labels, source, "moving labels")
@@ -66,7 +76,9 @@ def register(
     local = None if weights is None else read_weights(weights, source, len(settings.metric.sigma))
     clock.lap("read")
 
-    affine = align(source, target, settings.affine, moving_mask=source_mask, fixed_mask=target_mask)
+    affine = align(
+        source, target, settings.affine, moving_mask=source_mask, fixed_mask=target_mask, length_mm=settings.length_mm
+    )
     clock.lap("align")
     pair = make_pair(
         source,
@@ -109,6 +121,8 @@ def _labels(source: Any, like: Image, role: str, meeting: Image | None = None) -
     """Labels on the voxels of `like`; they must share one with those that they are `meeting`."""
     if source is None:
         return None
+    if role == "fixed labels" and meeting is None:
+        raise MetregError("fixed labels: they measure overlap with moving labels; give those too")
     labels = read_labels(source, role)
     check_same_grid(labels, like, role)
     if meeting is not None and not len(common_labels(meeting.values, labels.values)):
@@ -123,9 +137,9 @@ def read_label_names(path: str | Path | None) -> dict[int, str]:
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
             rows = [row for row in csv.reader(file) if len(row) >= 2]
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise MetregError(f"label names: cannot read {path}: {getattr(error, 'strerror', '') or 'not text'}") from None
-    names = {int(row[0]): row[1].strip() for row in rows if row[0].strip().lstrip("-").isdigit()}
+    names = {int(row[0]): row[1].strip() for row in rows if re.fullmatch(r"\s*-?[0-9]{1,18}\s*", row[0])}
     if not names:
         raise MetregError(f"label names: wanted lines 'number,name', got none: {path}")
     return names

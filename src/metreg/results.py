@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from metreg.config import Settings
-from metreg.data.io import Image, to_nibabel, write_image
+from metreg.data.formats import Image
+from metreg.data.io import to_nibabel, write_image
 from metreg.data.pair import Pair
 from metreg.data.transforms import (
     Affine,
@@ -74,13 +75,13 @@ class Result:
     @cached_property
     def transform(self) -> Transform:
         """Brings the moving image onto the fixed grid: it maps fixed points to moving points."""
-        return Transform((self._field, Affine(self.affine))).in_files_of(self.fixed, self.moving)
+        return Transform((self._field, Affine(self.affine))).between_planes(self.fixed.plane, self.moving.plane)
 
     @cached_property
     def inverse(self) -> Transform:
         """Maps moving points to fixed points."""
         back = (Affine(np.linalg.inv(self.affine)), field_of_map(self.registration.phi, self.registration.grid))
-        return Transform(back).in_files_of(self.moving, self.fixed)
+        return Transform(back).between_planes(self.moving.plane, self.fixed.plane)
 
     @cached_property
     def _field(self) -> Field:
@@ -162,7 +163,8 @@ class Result:
         weights = self.registration.metric.local_weights()[0].movedim(0, -1).cpu().numpy()
         write_image(out / "weights.nii.gz", weights, self._on(self.registration.grid))
         write_image(out / "jacobian.nii.gz", self.jacobian, self.fixed)
-        write_momentum(out / "momentum.safetensors", self.registration, self.affine, self.settings)
+        planes = {"fixed": self.fixed.plane, "moving": self.moving.plane}
+        write_momentum(out / "momentum.safetensors", self.registration, self.affine, self.settings, planes)
         (out / "settings.toml").write_text(self.settings.to_toml(), encoding="utf-8")
         (out / "result.json").write_text(json.dumps(self.summary(), indent=2), encoding="utf-8")
         (out / "report.html").write_text(self.report(), encoding="utf-8")

@@ -9,7 +9,8 @@ import SimpleITK as sitk
 
 from conftest import centred, picture
 from metreg.checks import MetregError
-from metreg.data.io import read_image, read_labels, read_mask, read_points, read_weights, to_nibabel, write_image
+from metreg.data.io import match_planes, read_image, read_labels, read_mask, read_weights, to_nibabel, write_image
+from metreg.data.points import read_points
 from metreg.grid import transform_points
 
 SHAPE = (7, 8, 9)
@@ -56,19 +57,25 @@ def test_colours_are_turned_to_grey(tmp_path: Path) -> None:
     assert image.values[3, 2] == pytest.approx(200, rel=1e-3)
 
 
-def test_a_folder_with_a_dicom_series(tmp_path: Path) -> None:
-    volume = np.arange(4 * 6 * 7, dtype=np.int16).reshape(4, 6, 7)
+def write_series(folder: Path, positions: tuple[int, ...]) -> np.ndarray:
+    """A DICOM series with slices at these heights."""
+    volume = np.arange(len(positions) * 6 * 7, dtype=np.int16).reshape(-1, 6, 7)
     writer = sitk.ImageFileWriter()
     writer.KeepOriginalImageUIDOn()
-    for k, values in enumerate(volume):
+    for k, (z, values) in enumerate(zip(positions, volume, strict=True)):
         image = sitk.GetImageFromArray(values[None])
         image.SetSpacing((2.0, 2.0, 3.0))
-        tags = {"0020|000e": "1.2.3", "0020|000d": "1.2", "0020|0032": f"10\\20\\{3 * k}", "0020|0013": str(k)}
+        tags = {"0020|000e": "1.2.3", "0020|000d": "1.2", "0020|0032": f"10\\20\\{z}", "0020|0013": str(k)}
         tags |= {"0020|0037": "1\\0\\0\\0\\1\\0", "0008|0060": "MR", "0008|0018": f"1.2.3.{k + 1}"}
         for tag, value in tags.items():
             image.SetMetaData(tag, value)
-        writer.SetFileName(str(tmp_path / f"{k}.dcm"))
+        writer.SetFileName(str(folder / f"{k}.dcm"))
         writer.Execute(image)
+    return volume
+
+
+def test_a_folder_with_a_dicom_series(tmp_path: Path) -> None:
+    volume = write_series(tmp_path, positions=(0, 3, 6, 9))
     image = read_image(tmp_path)
     np.testing.assert_array_equal(image.values, volume.T)
     np.testing.assert_allclose(transform_points(image.affine, np.array([[0.0, 0, 1]])), [[-10, -20, 3]])
@@ -184,3 +191,80 @@ def test_points_are_read_in_their_frame(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(MetregError, match=message):
             read_points(path, "ras", 3)
+
+
+def as_itk_sees(path: Path) -> np.ndarray:
+    image = sitk.ReadImage(str(path))
+    affine = np.eye(4)
+    affine[:3, :3] = np.array(image.GetDirection()).reshape(3, 3) * np.array(image.GetSpacing())
+    affine[:3, 3] = image.GetOrigin()
+    return np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine
+
+
+@pytest.mark.parametrize("header", ["micron", "no form", "qform only", "sform only"])
+def test_headers_are_read_as_itk_reads_them(header: str, tmp_path: Path) -> None:
+    image = nib.Nifti1Image(np.arange(504.0, dtype=np.float32).reshape(SHAPE), centred(OBLIQUE, SHAPE))
+    if header == "micron":
+        image.header.set_xyzt_units("micron")
+    image.header["sform_code"] = 0 if header in ("no form", "qform only") else 1
+    image.header["qform_code"] = 0 if header in ("no form", "sform only") else 1
+    if header != "sform only":
+        image.header.set_qform(centred(OBLIQUE, SHAPE), code=int(image.header["qform_code"]))
+    image.to_filename(tmp_path / "a.nii.gz")
+    ours = read_image(tmp_path / "a.nii.gz")
+    np.testing.assert_allclose(ours.affine, as_itk_sees(tmp_path / "a.nii.gz"), atol=1e-4)
+    write_image(tmp_path / "b.nii.gz", ours.values, ours)
+    np.testing.assert_allclose(as_itk_sees(tmp_path / "b.nii.gz"), as_itk_sees(tmp_path / "a.nii.gz"), atol=1e-4)
+
+
+def test_forms_that_disagree_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    image = nib.Nifti1Image(np.arange(504.0, dtype=np.float32).reshape(SHAPE), np.eye(4))
+    image.set_sform(np.diag([1.0, 1, 1.5, 1]), code=2)
+    image.set_qform(np.eye(4), code=1)
+    image.to_filename(tmp_path / "a.nii.gz")
+    np.testing.assert_allclose(read_image(tmp_path / "a.nii.gz").affine, np.diag([1.0, 1, 1.5, 1]))
+    assert "sform and qform differ by up to" in caplog.text
+
+
+def test_headers_that_make_no_sense_are_named(tmp_path: Path) -> None:
+    good = tmp_path / "good.nii"
+    nib.save(nib.Nifti1Image(np.zeros((4, 4, 4), dtype=np.float32), np.eye(4)), good)
+    raw = bytearray(good.read_bytes())
+    for name, offset, value in (("type", 70, 9999), ("size", 42, 32767), ("negative", 42, -5)):
+        broken = raw.copy()
+        broken[offset : offset + 2] = int(value).to_bytes(2, "little", signed=True)
+        (tmp_path / f"{name}.nii").write_bytes(broken)
+        with pytest.raises(MetregError, match=rf"{name}\.nii"):
+            read_image(tmp_path / f"{name}.nii")
+
+
+def test_slices_nearly_parallel_share_their_axes() -> None:
+    slices = []
+    for degrees in (-44, -46):
+        c, s = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+        turn = np.array([[1, 0, 0], [0, c, -s], [0, s, c]])
+        slices.append(read_image((np.arange(900.0).reshape(30, 30, 1), centred(turn * 2, (30, 30, 1)))))
+    moving, fixed = slices
+    matched = match_planes(moving, fixed)
+    np.testing.assert_allclose(matched.affine[:2, :2], fixed.affine[:2, :2], atol=0.1)
+    index = np.array([[3.0, 4.0], [20, 7]])
+    there, before = (transform_points(i.plane, transform_points(i.affine, index)) for i in (matched, moving))
+    np.testing.assert_allclose(there, before, atol=1e-9)
+
+
+def test_masks_and_labels_of_odd_values() -> None:
+    image = read_image((np.arange(504.0).reshape(SHAPE), np.eye(4)))
+    holes = np.full(SHAPE, np.nan)
+    holes[2:5] = 1
+    assert read_mask((holes, np.eye(4)), image).values.sum() == 3 * 72
+    flat = read_image((np.where(np.arange(504).reshape(SHAPE) < 400, 0.0, 1.0), np.eye(4)))
+    with pytest.raises(MetregError, match="is constant; is this the right mask"):
+        read_mask((np.arange(504).reshape(SHAPE) < 300, np.eye(4)), flat)
+    with pytest.raises(MetregError, match="below 2\\^31"):
+        read_labels((np.full(SHAPE, 1e12), np.eye(4)))
+
+
+def test_a_series_with_a_gap_is_refused(tmp_path: Path) -> None:
+    write_series(tmp_path, positions=(0, 3, 6, 18))
+    with pytest.raises(MetregError, match="missing or unevenly spaced \\(3 to 12 mm apart\\)"):
+        read_image(tmp_path)

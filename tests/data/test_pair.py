@@ -5,8 +5,8 @@ import torch
 
 from conftest import centred, picture
 from metreg.config import make_settings
+from metreg.data.formats import Image
 from metreg.data.intensity import standardise
-from metreg.data.io import Image
 from metreg.data.pair import content_length, domain_of, make_pair
 from metreg.grid import is_orthogonal, transform_points
 

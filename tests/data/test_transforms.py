@@ -11,7 +11,8 @@ import SimpleITK as sitk
 
 from conftest import centred, picture
 from metreg.checks import MetregError
-from metreg.data.io import Image, read_image, write_image
+from metreg.data.formats import Image
+from metreg.data.io import read_image, write_image
 from metreg.data.transforms import Affine, Field, Transform, read_transform, write_transform
 
 FLIP = np.diag([-1.0, -1.0, 1.0])
@@ -85,7 +86,7 @@ def test_other_tools_files(tmp_path: Path) -> None:
     with pytest.raises(MetregError, match="BSplineTransform cannot be read"):
         read_transform(tmp_path / "spline.tfm")
     (tmp_path / "text.h5").write_text("hello")
-    with pytest.raises(MetregError, match="not an ITK transform file"):
+    with pytest.raises(MetregError, match="not an ITK transform file, or damaged"):
         read_transform(tmp_path / "text.h5")
     with pytest.raises(MetregError, match="no such file"):
         read_transform(tmp_path / "none.h5")
@@ -102,7 +103,7 @@ def test_a_transform_between_slices_of_3d_files_is_3d(tmp_path: Path) -> None:
         planes.append(read_image((rng.random(shape), affine)))
     fixed, moving = planes
     flat = some_transform(2)
-    solid = flat.in_files_of(fixed, moving)
+    solid = flat.between_planes(fixed.plane, moving.plane)
     points = rng.uniform(-20, 20, size=(50, 2))
     lift = lambda image, x: x @ image.plane[:3, :2].T + image.plane[:3, 2]  # noqa: E731
     np.testing.assert_allclose(solid.apply(lift(fixed, points)), lift(moving, flat.apply(points)), atol=1e-4)

@@ -7,7 +7,7 @@ import pytest
 
 from conftest import centred, picture
 from metreg.config import AffineSettings
-from metreg.data.io import Image
+from metreg.data.formats import Image
 from metreg.grid import transform_points
 from metreg.solve.affine import align
 
@@ -64,6 +64,25 @@ def test_an_affine_motion_is_found(dim: int) -> None:
     points = np.random.default_rng(0).uniform(-20, 20, size=(100, dim))
     gap = np.linalg.norm(transform_points(found, points) - transform_points(move, points), axis=1)
     assert gap.max() < 0.2
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.02])
+@pytest.mark.parametrize("side", [110, 55])
+def test_a_small_field_of_view_and_small_things_are_no_matter(side: float, scale: float) -> None:
+    """The moving image shows less than the fixed one; and a mouse is aligned like a man."""
+    move = np.eye(4)
+    move[:3, :3] = rotation(3, 0.15)
+    move[:3, 3] = [4.0, -3.0, 2.0]
+    size = np.diag([2.0, 2.0, 2.0])
+    shapes = ((int(side / 2),) * 3, (80, 80, 80))
+    moving, fixed = (
+        Image(picture(shape, centred(size, shape), how), np.diag([scale, scale, scale, 1.0]) @ centred(size, shape))
+        for shape, how in zip(shapes, (None, move), strict=True)
+    )
+    found = align(moving, fixed, AffineSettings(kind="rigid"))
+    points = np.random.default_rng(0).uniform(-15, 15, size=(100, 3))
+    gap = np.linalg.norm(transform_points(found, points * scale) / scale - transform_points(move, points), axis=1)
+    assert gap.max() < 0.5
 
 
 def test_none_leaves_the_headers_alone() -> None:

@@ -1,54 +1,21 @@
-"""Images, labels and points: from files to arrays with a place in the world, and back. World is RAS, millimetres."""
+"""Images, masks, labels and weights, checked as they come in; and images written as NIfTI."""
 
 from __future__ import annotations
 
-import csv
-import logging
-import zlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from metreg.checks import MetregError
-from metreg.grid import Array, transform_points
-
-log = logging.getLogger(__name__)
-Frame = Literal["ras", "lps"]
-NIFTI_ENDINGS = (".nii", ".nii.gz", ".hdr", ".img", ".mgz", ".mgh")
-
-
-@dataclass(frozen=True, eq=False)
-class Image:
-    """An image (*S), 2-D or 3-D, or (*S, N) where channels are wanted, with its index-to-world `affine` (D+1, D+1).
-
-    A single slice of a 3-D file is 2-D here; `plane` (4, 3) then takes its 2-D world to the 3-D world of the file.
-    """
-
-    values: Array
-    affine: Array
-    name: str = "image"
-    plane: Array | None = None
-    header: Any = None
-    """The NIfTI header it came with, if any."""
-
-    @property
-    def dim(self) -> int:
-        return len(self.affine) - 1
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.values.shape[: self.dim])
-
-    def with_values(self, values: Array) -> Image:
-        """Other values on the same voxels."""
-        return replace(self, values=values)
+from metreg.data.formats import Image, open_image
+from metreg.grid import Array, transform_points, voxel_size
 
 
 def read_image(source: Any, role: str = "image") -> Image:
     """An image from a path, a nibabel image or an (array, affine) pair; its intensities must be finite and not constant."""
-    image = _open(source, role)
+    image = open_image(source, role)
     values = np.asarray(image.values, dtype=np.float32)
     if values.size == 0:
         raise MetregError(f"{role}: no voxels: {image.name}")
@@ -62,13 +29,15 @@ def read_image(source: Any, role: str = "image") -> Image:
 
 def read_reference(source: Any, role: str = "reference") -> Image:
     """An image of which only the grid matters."""
-    return _open(source, role)
+    return open_image(source, role)
 
 
 def read_labels(source: Any, role: str = "labels") -> Image:
     """A label image: integers, whatever type they are stored in."""
-    image = _open(source, role)
+    image = open_image(source, role)
     values = np.asarray(image.values)
+    if not np.isfinite(values).all() or np.abs(values).max(initial=0) >= 2**31:
+        raise MetregError(f"{role}: wanted integer labels below 2^31, got NaN, infinite or larger values: {image.name}")
     rounded = np.rint(values)
     if not np.array_equal(rounded, values):
         raise MetregError(f"{role}: wanted integer labels, got values such as {_first_odd(values):g}: {image.name}")
@@ -77,17 +46,19 @@ def read_labels(source: Any, role: str = "labels") -> Image:
 
 def read_mask(source: Any, like: Image, role: str = "mask") -> Image:
     """A mask on the voxels of `like`: one where the file is not zero."""
-    mask = _open(source, role)
+    mask = open_image(source, role)
     check_same_grid(mask, like, role)
-    values = np.asarray(mask.values) != 0
+    values = np.nan_to_num(np.asarray(mask.values)) != 0
     if not values.any():
         raise MetregError(f"{role}: empty, no voxel is set: {mask.name}")
+    if np.ptp(like.values[values]) == 0:
+        raise MetregError(f"{role}: inside it {like.name} is constant; is this the right mask? {mask.name}")
     return replace(mask, values=values.astype(np.float32))
 
 
 def read_weights(source: Any, like: Image, count: int, role: str = "weights") -> Image:
     """Local weights (*S, N) in the space of `like`, on a grid of their own: N of them, none negative, of sum one."""
-    image = _open(source, role)
+    image = open_image(source, role)
     values = np.asarray(image.values, dtype=np.float32)
     if image.dim != like.dim or values.shape[-1] != count:
         raise MetregError(
@@ -104,12 +75,30 @@ def check_same_grid(image: Image, like: Image, role: str) -> None:
         raise MetregError(
             f"{role}: wanted the grid of {like.name}, {like.shape}, got {image.shape}: {image.name}; resample it first"
         )
-    corners = np.array(np.meshgrid(*[(0, n - 1) for n in like.shape])).reshape(like.dim, -1).T.astype(float)
-    gap = np.abs(transform_points(image.affine, corners) - transform_points(like.affine, corners)).max()
-    if gap > 1e-2:
+    gap = float(np.abs(_corners(image) - _corners(like)).max()) if image.dim == like.dim else np.inf
+    if gap > 0.05 * voxel_size(like.affine).min():
         raise MetregError(
             f"{role}: lies elsewhere than {like.name}, up to {gap:.3g} mm off: {image.name}; give it the same header"
         )
+
+
+def _corners(image: Image) -> Array:
+    """World positions of the corner voxels; of a slice, in the 3-D world of its file."""
+    index = np.array(np.meshgrid(*[(0, n - 1) for n in image.shape])).reshape(image.dim, -1).T.astype(float)
+    points = transform_points(image.affine, index)
+    return points if image.plane is None else transform_points(image.plane, points)
+
+
+def match_planes(moving: Image, fixed: Image) -> Image:
+    """A single slice with the axes of its 2-D world turned, or mirrored, to those of a slice nearly parallel to it."""
+    if moving.plane is None or fixed.plane is None:
+        return moving
+    left, along, right = np.linalg.svd(moving.plane[:3, :2].T @ fixed.plane[:3, :2])
+    if along.min() < 0.7:  # more than 45 degrees apart: each keeps its own
+        return moving
+    turn = np.eye(3)
+    turn[:2, :2] = left @ right
+    return replace(moving, affine=turn.T @ moving.affine, plane=moving.plane @ turn)
 
 
 def write_image(path: Path, values: Array, like: Image) -> None:
@@ -136,172 +125,6 @@ def to_nibabel(values: Array, like: Image) -> Any:
         image.header.set_xyzt_units("mm")
     image.header["cal_min"] = image.header["cal_max"] = 0
     return image
-
-
-def read_points(path: Path, frame: Frame, dim: int) -> tuple[Array, list[str], list[list[str]]]:
-    """Points (P, D) in RAS from the columns x, y(, z) of a CSV file; also its header and its rows as they are."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [row for row in csv.reader(file) if row]
-    except (OSError, UnicodeDecodeError) as error:
-        raise MetregError(f"points: cannot read {path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
-    names = "xyz"[:dim]
-    header = [cell.strip().lower() for cell in rows[0]] if rows else []
-    if not all(name in header for name in names):
-        raise MetregError(f"points: wanted a header line with the columns {', '.join(names)}: {path}")
-    columns = [header.index(name) for name in names]
-    points = np.empty((len(rows) - 1, dim))
-    for number, row in enumerate(rows[1:]):
-        try:
-            points[number] = [float(row[c]) for c in columns]
-        except (ValueError, IndexError):
-            raise MetregError(f"points: line {number + 2} has no {dim} coordinates: {path}") from None
-    if not np.isfinite(points).all():
-        raise MetregError(f"points: coordinates must be finite numbers: {path}")
-    return flip_frame(points, frame), rows[0], rows[1:]
-
-
-def write_points(path: Path, points: Array, frame: Frame, header: list[str], rows: list[list[str]]) -> None:
-    """The same table with new coordinates."""
-    columns = [[cell.strip().lower() for cell in header].index(name) for name in "xyz"[: points.shape[1]]]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        for row, point in zip(rows, flip_frame(points, frame), strict=True):
-            cells = list(row)
-            for c, value in zip(columns, point, strict=True):
-                cells[c] = f"{value:.6f}"
-            writer.writerow(cells)
-
-
-def flip_frame(points: Array, frame: Frame) -> Array:
-    """Between RAS and `frame`, either way: LPS has the first two axes the other way round."""
-    sign = np.ones(points.shape[-1])
-    if frame == "lps":
-        sign[:2] = -1
-    return points * sign
-
-
-def _open(source: Any, role: str) -> Image:
-    """Any image, 2-D or 3-D, with no word yet on its values; a (*S, N) one only for the role `weights`."""
-    import nibabel as nib
-
-    if isinstance(source, Image):
-        return source
-    if isinstance(source, (str, Path)):
-        return _open_file(Path(source), role)
-    if isinstance(source, nib.spatialimages.SpatialImage):
-        name = source.get_filename() or f"the {role} given"
-        return _from_nibabel(source, role, str(name))
-    if isinstance(source, tuple) and len(source) == 2:
-        values, affine = (np.asarray(part) for part in source)
-        return _place(values, np.asarray(affine, dtype=float), role, f"the {role} array given")
-    raise MetregError(f"{role}: wanted a path, a nibabel image or (array, affine), got {type(source).__name__}")
-
-
-def _open_file(path: Path, role: str) -> Image:
-    import nibabel as nib
-
-    if not path.exists():
-        raise MetregError(f"{role}: no such file: {path}")
-    if path.name.lower().endswith(NIFTI_ENDINGS):
-        try:
-            return _from_nibabel(nib.load(path), role, str(path))
-        except (nib.filebasedimages.ImageFileError, OSError, EOFError, ValueError, zlib.error) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise MetregError(f"{role}: not a readable NIfTI image ({reason}): {path}") from None
-    return _from_itk(path, role)
-
-
-def _from_nibabel(image: Any, role: str, name: str) -> Image:
-    affine = image.affine
-    if affine is None:
-        raise MetregError(f"{role}: the header says nothing about where the image lies: {name}")
-    header = image.header if hasattr(image.header, "get_xyzt_units") else None
-    return _place(np.asanyarray(image.dataobj), np.asarray(affine, dtype=float), role, name, header)
-
-
-def _from_itk(path: Path, role: str) -> Image:
-    """NRRD, MetaImage, PNG, TIFF, ..., or a folder with a DICOM series."""
-    import SimpleITK as sitk
-
-    sitk.ProcessObject.SetGlobalWarningDisplay(False)
-    try:
-        if path.is_dir():
-            series = sitk.ImageSeriesReader.GetGDCMSeriesIDs(str(path))
-            if len(series) != 1:
-                raise MetregError(f"{role}: wanted a folder with one DICOM series, got {len(series)}: {path}")
-            image = sitk.ReadImage(sitk.ImageSeriesReader.GetGDCMSeriesFileNames(str(path), series[0]))
-        else:
-            image = sitk.ReadImage(str(path))
-    except RuntimeError:
-        raise MetregError(f"{role}: not an image that nibabel or SimpleITK can read: {path}") from None
-    values = sitk.GetArrayFromImage(image)
-    if image.GetNumberOfComponentsPerPixel() in (3, 4) and role != "weights":
-        log.warning("%s: colours are turned to grey: %s", role, path)
-        values = values[..., :3] @ np.array([0.299, 0.587, 0.114])
-    dim = image.GetDimension()
-    values = values.transpose(*reversed(range(dim)), *range(dim, values.ndim))
-    affine = np.eye(dim + 1)
-    affine[:dim, :dim] = np.array(image.GetDirection()).reshape(dim, dim) * np.array(image.GetSpacing())
-    affine[:dim, dim] = image.GetOrigin()
-    affine[:2] *= -1  # LPS to RAS
-    return _place(values, affine, role, str(path))
-
-
-def _place(values: Array, affine: Array, role: str, name: str, header: Any = None) -> Image:
-    """An array and its affine as an Image; one slice of three dimensions becomes 2-D."""
-    if values.dtype.kind not in "biuf":
-        raise MetregError(f"{role}: wanted numbers, got voxels of type {values.dtype}: {name}")
-    channels = values.shape[-1:] if role == "weights" else ()
-    shape = values.shape[:-1] if role == "weights" else values.shape
-    shape = shape if len(shape) < 4 else (*shape[:3], *[n for n in shape[3:] if n != 1])
-    if len(shape) not in (2, 3):
-        raise MetregError(f"{role}: wanted a 2-D or 3-D image, got shape {values.shape}: {name}; pick one volume")
-    if 0 in shape:
-        raise MetregError(f"{role}: no voxels, shape {values.shape}: {name}")
-    if affine.shape not in ((len(shape) + 1,) * 2, (4, 4)):
-        raise MetregError(f"{role}: wanted an affine of {len(shape) + 1} x {len(shape) + 1}, got {affine.shape}: {name}")
-    if not np.isfinite(affine).all() or abs(np.linalg.det(affine)) < 1e-12:
-        raise MetregError(f"{role}: the header's affine is singular, so voxels have no place: {name}")
-    values = values.reshape(*shape, *channels)
-    if len(shape) == 2 and len(affine) == 4:
-        affine = affine[np.ix_((0, 1, 3), (0, 1, 3))]
-        if abs(np.linalg.det(affine)) < 1e-12:
-            raise MetregError(f"{role}: a 2-D image that does not lie in the x-y plane: {name}; store it as one 3-D slice")
-    if len(shape) == 2:
-        return Image(values, affine, name, header=header)
-    thin = [axis for axis, n in enumerate(shape) if n == 1]
-    if not thin:
-        return Image(values, affine, name, header=header)
-    if len(thin) > 1:
-        raise MetregError(f"{role}: wanted a 2-D or 3-D image, got shape {values.shape}: {name}")
-    flat, plane = _flatten(affine, thin[0])
-    return Image(values.squeeze(thin[0]), flat, name, plane, header)
-
-
-def _flatten(affine: Array, slice_axis: int) -> tuple[Array, Array]:
-    """The 2-D affine of a single slice, and the matrix (4, 3) that takes its 2-D world back to 3-D.
-
-    2-D world coordinates are the two world axes the slice lies in, turned the short way round if it is oblique.
-    """
-    inside = [axis for axis in range(3) if axis != slice_axis]
-    a, b = affine[:3, inside].T
-    normal = np.cross(a, b) / np.linalg.norm(np.cross(a, b))
-    dropped = int(np.abs(normal).argmax())
-    axis = np.eye(3)[dropped] * np.sign(normal[dropped])
-    cross, cosine = np.cross(axis, normal), float(axis @ normal)
-    skew = np.array([[0, -cross[2], cross[1]], [cross[2], 0, -cross[0]], [-cross[1], cross[0], 0]])
-    turn = np.eye(3) + skew + skew @ skew / (1 + cosine)  # takes the world axis to the slice's normal
-    kept = [axis for axis in range(3) if axis != dropped]
-    plane = np.zeros((4, 3))
-    plane[:3, :2] = turn[:, kept]
-    plane[:3, 2] = normal * float(normal @ affine[:3, 3])
-    plane[3, 2] = 1
-    flat = np.eye(3)
-    flat[:2, :2] = plane[:3, :2].T @ affine[:3, inside]
-    flat[:2, 2] = plane[:3, :2].T @ affine[:3, 3]
-    return flat, plane
 
 
 def _file_affine(image: Image) -> Array:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from metreg.checks import MetregError
 from metreg.config import Settings
+from metreg.data.formats import Image
 from metreg.data.intensity import standardise
-from metreg.data.io import Image
 from metreg.data.transforms import Affine, Transform, sample_at
 from metreg.grid import Array, Grid, is_orthogonal, transform_points, voxel_size, world_points
 from metreg.interpolate import fill_unknown

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from metreg.checks import MetregError
-from metreg.data.io import Image
+from metreg.data.formats import Image
 from metreg.grid import Array, Grid, transform_points, voxel_size, world_points
 from metreg.interpolate import sample
 
@@ -68,15 +68,15 @@ class Transform:
         values = image.values if mode == "nearest" else image.values.astype(np.float32)
         return sample_at(values[None], image.affine, points, mode=mode)[0].reshape(reference.shape)
 
-    def in_files_of(self, start: Image, end: Image) -> Transform:
-        """The same transform between the worlds of two files: 3-D where both are single slices of 3-D files."""
-        if start.plane is None or end.plane is None:
+    def between_planes(self, start: Array | None, end: Array | None) -> Transform:
+        """The same transform between the worlds of two files: 3-D where both are single slices, in planes (4, 3)."""
+        if start is None or end is None:
             return self
-        here = _lift(start.plane)
+        here = _lift(start)
         lifted: list[Affine | Field] = []
         for part in self.parts:
-            if isinstance(part, Affine):  # the one affine part takes the plane of `start` to the plane of `end`
-                there = _lift(end.plane)
+            if isinstance(part, Affine):  # the one affine part takes the plane `start` to the plane `end`
+                there = _lift(end)
                 lifted.append(Affine(there @ _embed(part.matrix) @ np.linalg.inv(here)))
                 here = there
             else:
@@ -103,8 +103,10 @@ def sample_at(values: Array, affine: Array, points: Array, mode: str = "linear")
     """Values (C, *S) of a grid at world points (P, D), zero outside -> (C, P). Positions are kept in double precision."""
     shape = values.shape[1:]
     index = transform_points(np.linalg.inv(affine), points)
-    if 1 in shape:  # a slice: a grid wants two points per axis, so the second repeats the first
-        return sample_at(np.repeat(values, 2, axis=1 + shape.index(1)), affine, points, mode)
+    if 1 in shape:  # a slice: a grid wants two points per axis, so the second repeats the first; half a voxel thick
+        axis = shape.index(1)
+        thick = sample_at(np.repeat(values, 2, axis=1 + axis), affine, points, mode)
+        return np.where(np.abs(index[:, axis]) <= 0.5, thick, np.zeros((), dtype=thick.dtype))
     grid = Grid(shape, (1.0,) * len(shape))
     chunk, out = 2_000_000, np.empty((len(values), len(points)), dtype=values.dtype)
     exact = torch.from_numpy(np.ascontiguousarray(values)).double()[None]
@@ -135,18 +137,25 @@ def write_transform(path: Path, transform: Transform) -> None:
             group.create_dataset(f"{number}/TransformParameters", data=parameters, **packing)
 
 
-def read_transform(path: Path) -> Transform:
+def read_transform(path: str | Path) -> Transform:
     """A transform from any file of ITK's: matrices, displacement fields and composites of them."""
+    import h5py
     import SimpleITK as sitk
 
-    if not path.exists():
+    path = Path(path)
+    if not path.is_file():
         raise MetregError(f"transform: no such file: {path}")
     sitk.ProcessObject.SetGlobalWarningDisplay(False)
     try:
-        transform = sitk.ReadTransform(str(path))
-    except RuntimeError:
-        raise MetregError(f"transform: not an ITK transform file: {path}") from None
-    return Transform(tuple(_from_itk(part, path) for part in _flat(transform)))
+        if path.suffix in (".h5", ".hdf5"):  # ITK prints pages about a damaged file; h5py just says so
+            with h5py.File(path) as file:
+                file.visititems(lambda name, item: item[()] if isinstance(item, h5py.Dataset) else None)
+        parts = _flat(sitk.ReadTransform(str(path)))
+    except (RuntimeError, OSError):
+        raise MetregError(f"transform: not an ITK transform file, or damaged: {path}") from None
+    if not parts:
+        raise MetregError(f"transform: it has no parts: {path}")
+    return Transform(tuple(_from_itk(part, path) for part in parts))
 
 
 def _flat(transform: Any) -> list[Any]:

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from metreg.checks import MetregError
@@ -28,53 +28,54 @@ def check_output(path: Path, *, overwrite: bool, folder: bool = True) -> None:
 
 @contextmanager
 def whole_folder(path: Path, *, names: frozenset[str], overwrite: bool) -> Iterator[Path]:
-    """A temporary folder beside `path` that takes its place at the end, or vanishes if anything goes wrong.
+    """A temporary folder that becomes `path` at the end, or vanishes if anything goes wrong.
 
-    With `overwrite` an existing folder gives way; what it holds under other names than `names` is kept.
+    With `overwrite`, an existing folder stays and only files under `names` are replaced in it; all else is left alone.
     """
     check_output(path, overwrite=overwrite)
-    with _readable(path):
-        path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.absolute().parent))
-    try:
-        work.chmod(0o777 & ~_umask())
-        with _readable(path):
-            yield work
-            if path.exists():
-                for old in path.iterdir():
-                    if old.name not in names:
-                        old.rename(work / old.name)
-                retired = work.with_suffix(".old")
-                path.rename(retired)
-                work.rename(path)
-                shutil.rmtree(retired)
-            else:
-                work.rename(path)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    exists = path.exists()
+    target = path.resolve()
+    with _temporary_folder(path, target if exists else target.parent) as work:
+        yield work
+        for new in work.iterdir():
+            new.chmod(0o666 & ~_umask())
+        if not exists:
+            work.chmod(0o777 & ~_umask())
+            work.rename(target)
+            return
+        for old in names - {new.name for new in work.iterdir()}:  # of an earlier run, not made by this one
+            (target / old).unlink(missing_ok=True)
+        for new in work.iterdir():
+            new.replace(target / new.name)
 
 
 @contextmanager
 def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A temporary file of the same ending beside `path` that takes its place at the end."""
+    """A temporary file of the same name that takes the place of `path` at the end."""
     check_output(path, overwrite=overwrite, folder=False)
-    with _readable(path):
-        path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.absolute().parent))
-    try:
-        with _readable(path):
-            yield folder / path.name
-            (folder / path.name).replace(path)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    target = path.resolve()
+    with _temporary_folder(path, target.parent) as work:
+        yield work / path.name
+        (work / path.name).replace(target)
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _temporary_folder(path: Path, parent: Path) -> Iterator[Path]:
+    """A hidden folder in `parent`, which is made if need be; gone at the end. Errors of the disk name `path`."""
+    made = [folder for folder in (parent, *parent.parents) if not folder.exists()]
+    work = None
     try:
-        yield
+        parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=parent))
+        yield work
     except OSError as error:
-        raise MetregError(f"output: cannot write {path}: {error.strerror}") from None
+        raise MetregError(f"output: cannot write {path}: {error.strerror or error}") from None
+    finally:
+        if work is not None:
+            shutil.rmtree(work, ignore_errors=True)
+        for folder in made:  # those that stayed empty
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def _umask() -> int:

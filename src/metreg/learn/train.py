@@ -103,7 +103,7 @@ class _Training:
         sigma = torch.tensor(settings.metric.sigma, device=device)
         self.gaussians = make_gaussians(self.map_grid, sigma, settings.metric.realisation)
         self.tau = border_window(self.map_grid, settings.metric.window, like) if settings.metric.window else None
-        similarity = make_similarity(settings.similarity, pairs.grid)
+        similarity = make_similarity(settings.similarity)
         self.objective = Objective(similarity, settings.flow, settings.solve.regularity)
 
     def epoch(self, stage: int) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from metreg.grid import Grid
-from metreg.interpolate import along_axis
 
 Realisation = Literal["separable", "fourier"]
 
@@ -37,10 +36,13 @@ class FourierGaussians:
     def __init__(self, grid: Grid, sigma: Tensor) -> None:
         self.grid, self.sigma = grid, sigma
         self.axes = tuple(range(-grid.dim, 0))
-        frequencies = [torch.fft.fftfreq(n, d=h) for n, h in zip(grid.shape, grid.spacing, strict=True)]
-        frequencies[-1] = torch.fft.rfftfreq(grid.shape[-1], d=grid.spacing[-1])
-        k2 = sum(k**2 for k in torch.meshgrid(*[k.to(sigma) for k in frequencies], indexing="ij"))
-        self.gain = torch.exp(-2 * math.pi**2 * sigma.view(-1, 1, *[1] * grid.dim) ** 2 * k2)  # (N, 1, *S/2)
+        frequencies = [
+            torch.fft.fftfreq(n, d=h, dtype=torch.float64) for n, h in zip(grid.shape, grid.spacing, strict=True)
+        ]
+        frequencies[-1] = torch.fft.rfftfreq(grid.shape[-1], d=grid.spacing[-1], dtype=torch.float64)
+        k2 = torch.stack(torch.meshgrid(*frequencies, indexing="ij")).square().sum(0)
+        width = sigma.double().cpu().view(-1, 1, *[1] * grid.dim)
+        self.gain = torch.exp(-2 * math.pi**2 * width**2 * k2).to(sigma)  # (N, 1, *S/2)
 
     def each(self, f: Tensor) -> Tensor:
         return self._filter(f, self.gain)
@@ -63,21 +65,31 @@ class SeparableGaussians:
         ]
 
     def each(self, f: Tensor) -> Tensor:
-        f = f.expand(-1, len(self.sigma), *f.shape[2:])
-        return torch.stack([self._smooth(f[:, i], i) for i in range(len(self.sigma))], dim=1)
+        for d, matrix in enumerate(self.matrices):
+            f = self._along(matrix, f, d)
+        return f
 
     def mixed(self, f: Tensor, w: Tensor) -> Tensor:
-        return torch.stack([w[i] * self._smooth(f, i) for i in range(len(self.sigma))]).sum(0)
+        return torch.einsum("n,bn...->b...", w, self.each(f[:, None]))
 
-    def _smooth(self, f: Tensor, i: int) -> Tensor:
-        for d, matrix in enumerate(self.matrices):
-            f = along_axis(matrix[i], f, d + 2)
-        return f
+    def _along(self, matrices: Tensor, f: Tensor, d: int) -> Tensor:
+        """All the matrices of axis d in one product.  f (B, N or 1, C, *S) -> (B, N, C, *S)."""
+        b, _, c, *shape = f.shape
+        last = d == self.grid.dim - 1
+        rows, columns = (c * math.prod(shape[:d]), math.prod(shape[d + 1 :]))
+        if last:  # (rows, n) times a symmetric matrix
+            out = f.reshape(b, -1, rows, shape[d]) @ matrices
+        else:
+            out = matrices[:, None] @ f.reshape(b, -1, rows, shape[d], columns)
+        return out.view(b, len(matrices), c, *shape)
 
 
 def gaussian_matrix(n: int, h: float, sigma: float) -> Tensor:
     """The sampled Gaussian between n points at distance h, normalised by its sum over the infinite line, (n, n)."""
-    reach = math.ceil(10 * sigma / h) + 1
+    sigma = max(sigma, 1e-3 * h)  # narrower is a delta all the same
+    reach = math.ceil(10 * min(sigma / h, 100)) + 1
     total = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, dtype=torch.float64) * h / sigma) ** 2).sum()
+    if sigma / h > 100:  # the sum is the integral to all digits
+        total = torch.tensor(math.sqrt(2 * math.pi) * sigma / h, dtype=torch.float64)
     i = torch.arange(n, dtype=torch.float64)
     return torch.exp(-0.5 * ((i[:, None] - i) * h / sigma) ** 2) / total

@@ -48,7 +48,7 @@ def middle_slice(source: Array, target: Array, warped: Array, jacobian: Array, *
     return Slice(view(source), view(target), view(warped), view(jacobian), np.stack(moved) + index)
 
 
-def panel(slices: Slice, title: str = "") -> Figure:
+def panel(slices: Slice) -> Figure:
     """Source, target, warped, deformed grid and Jacobian determinant side by side."""
     figure = Figure(figsize=(15, 3.6), layout="constrained")
     axes = figure.subplots(1, 5)
@@ -66,8 +66,6 @@ def panel(slices: Slice, title: str = "") -> Figure:
     for axis in axes:
         axis.set_xticks([])
         axis.set_yticks([])
-    if title:
-        figure.suptitle(title)
     return figure
 
 

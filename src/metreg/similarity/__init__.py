@@ -7,7 +7,6 @@ from typing import Protocol
 from torch import Tensor
 
 from metreg.config import SimilaritySettings
-from metreg.grid import Grid
 from metreg.similarity.lncc import lncc
 from metreg.similarity.mi import mutual_information
 from metreg.similarity.ncc import ncc
@@ -19,8 +18,8 @@ class Similarity(Protocol):
         """Dissimilarity of each pair.  warped, target (B, C, *S), mask (B, 1, *S) of weights in [0, 1] -> (B,)."""
 
 
-def make_similarity(settings: SimilaritySettings, grid: Grid) -> Similarity:
-    """The similarity that the settings name, on images that live on `grid`, times its weight."""
+def make_similarity(settings: SimilaritySettings) -> Similarity:
+    """The similarity that the settings name, times its weight."""
 
     def similarity(warped: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         match settings.name:

@@ -12,7 +12,7 @@ FIXED_POINT = 2.0**36
 
 def mutual_information(warped: Tensor, target: Tensor, mask: Tensor | None = None, *, bins: int = 32) -> Tensor:
     """1 - 2 I(a, b) / (H(a) + H(b)), in [0, 1]: 0 for images that determine each other.  (B, 1, *S) in [0, 1] -> (B,)."""
-    weight = torch.ones_like(target) if mask is None else mask
+    weight = torch.ones_like(target) if mask is None else mask.expand_as(target)
     joint = torch.stack([_joint_histogram(*pair, bins) for pair in zip(warped, target, weight, strict=True)])
     joint = joint / joint.sum((1, 2), keepdim=True).clamp(min=1e-12)
     h_ab, h_a, h_b = (_entropy(p) for p in (joint.flatten(1), joint.sum(2), joint.sum(1)))

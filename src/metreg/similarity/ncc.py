@@ -19,5 +19,5 @@ def ncc(warped: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         return (k * f).sum(1, keepdim=True) / k.sum(1, keepdim=True).clamp(min=1)
 
     a, b = a - mean(a), b - mean(b)
-    correlation = mean(a * b) ** 2 / (mean(a * a) * mean(b * b) + TINY**2)
+    correlation = mean(a * b) ** 2 / (mean(a * a).clamp(min=TINY) * mean(b * b).clamp(min=TINY))
     return 1 - correlation.squeeze(1)

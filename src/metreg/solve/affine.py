@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from metreg.config import AffineSettings
+from metreg.data.formats import Image
 from metreg.data.intensity import standardise
-from metreg.data.io import Image
+from metreg.data.pair import content_length
 from metreg.grid import Array, Grid, transform_points, voxel_size, world_points
 from metreg.interpolate import downsample, sample
 from metreg.similarity.mi import mutual_information
@@ -20,7 +21,7 @@ from metreg.similarity.ncc import ncc
 TURN = 0.4
 """Radians by which the starts beside the straight one are turned, about every axis, either way."""
 LEAST_OVERLAP = 0.3
-"""An alignment under which less of the fixed image than this falls into the moving one counts as wrong."""
+"""An alignment under which the images share less than this, of the smaller of the two, counts as wrong."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class _Level:
     to_local: Tensor
     """Moving millimetres to local coordinates of the source's grid, (D, D+1)."""
     grid: Grid
+    shareable: float
+    """As many target points as the smaller of the two images could cover."""
 
 
 def align(
@@ -44,8 +47,12 @@ def align(
     *,
     moving_mask: Image | None = None,
     fixed_mask: Image | None = None,
+    length_mm: float | None = None,
 ) -> Array:
-    """The matrix (D+1, D+1) that takes fixed world points to moving world points."""
+    """The matrix (D+1, D+1) that takes fixed world points to moving world points.
+
+    `length_mm` is the reference length, in which the settings count; without it, that of what the fixed image shows.
+    """
     dim = fixed.dim
     if settings.kind == "none":
         return np.eye(dim + 1)
@@ -54,8 +61,9 @@ def align(
     radius = float(np.linalg.norm(voxel_size(fixed.affine) * fixed.shape)) / 4
     compare = mutual_information if settings.similarity == "mi" else ncc
     best = torch.zeros(dim * dim + dim, dtype=torch.float64)
-    for number, resolution in enumerate(settings.resolution_mm):
-        level = _make_level(source, target, moving, fixed, resolution, centre_moving, centre_fixed)
+    length = length_mm or content_length(fixed)
+    for number, resolution in enumerate(settings.resolution):
+        level = _make_level(source, target, moving, fixed, resolution * length, centre_moving, centre_fixed)
 
         def cost(p: Tensor, rigid: bool, level: _Level = level) -> Tensor:
             return _cost(p, level, compare, radius, rigid)
@@ -117,7 +125,7 @@ def _cost(p: Tensor, level: _Level, compare: Callable[..., Tensor], radius: floa
     warped = sample(level.source, x, level.grid, outside="zero")
     known = sample(level.source_mask, x.detach(), level.grid, outside="zero")
     mask = known * level.target_mask
-    overlap = mask.sum() / level.target_mask.sum()
+    overlap = mask.sum() / level.shareable
     if overlap < LEAST_OVERLAP:
         return p.sum() * 0 + 2 - overlap
     return compare(warped, level.target, mask).sum()
@@ -151,14 +159,17 @@ def _make_level(
     points = world_points(fixed_grid.shape, fixed_grid.affine) - centre_fixed
     to_local = np.linalg.inv(grid.local_to_world())[:-1]
     to_local[:, -1] += to_local[:, :-1] @ centre_moving
+    source_mask, target_mask = downsample(source[1], grid), downsample(target[1], fixed_grid).flatten(2)
+    voxel_ratio = abs(np.linalg.det(grid.affine) / np.linalg.det(fixed_grid.affine))
     return _Level(
         target=downsample(target[0], fixed_grid).flatten(2),
-        target_mask=downsample(target[1], fixed_grid).flatten(2),
+        target_mask=target_mask,
         points=torch.from_numpy(points.T.copy()),
         source=downsample(source[0], grid),
-        source_mask=downsample(source[1], grid),
+        source_mask=source_mask,
         to_local=torch.from_numpy(to_local),
         grid=grid,
+        shareable=min(float(target_mask.sum()), float(source_mask.sum()) * voxel_ratio),
     )
 
 

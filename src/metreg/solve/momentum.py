@@ -18,12 +18,18 @@ from metreg.solve.result import Registration
 FORMAT = "metreg-momentum-1"
 
 
-def write_momentum(path: Path, registration: Registration, affine: Array, settings: Settings) -> None:
-    """Momentum, geometry and, for a local metric, its weights; the settings in the header."""
+def write_momentum(
+    path: Path, registration: Registration, affine: Array, settings: Settings, planes: dict[str, Array | None]
+) -> None:
+    """Momentum, geometry and, for a local metric, its weights; the settings in the header.
+
+    `planes` are those of the fixed and the moving image where they are single slices of 3-D files.
+    """
     from safetensors.torch import save_file
 
     grid = registration.grid
     tensors = {"m": registration.m, "affine": torch.from_numpy(affine), "grid_affine": torch.from_numpy(grid.affine)}
+    tensors |= {f"{name}_plane": torch.from_numpy(plane) for name, plane in planes.items() if plane is not None}
     if registration.metric.w.dim() > 1:
         tensors["weights"] = registration.metric.w
     geometry = {"shape": grid.shape, "spacing": grid.spacing, "length_mm": grid.length_mm}
@@ -31,11 +37,12 @@ def write_momentum(path: Path, registration: Registration, affine: Array, settin
     save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, metadata=about)
 
 
-def read_momentum(path: Path) -> tuple[Transform, Transform]:
-    """The transform and its inverse, in the world of 2-D or 3-D points, computed again from the compact form."""
+def read_momentum(path: str | Path) -> tuple[Transform, Transform]:
+    """The transform and its inverse, computed again from the compact form."""
     from safetensors import SafetensorError, safe_open
 
-    if not path.exists():
+    path = Path(path)
+    if not path.is_file():
         raise MetregError(f"momentum: no such file: {path}")
     try:
         with safe_open(path, framework="pt") as file:
@@ -51,5 +58,7 @@ def read_momentum(path: Path) -> tuple[Transform, Transform]:
     metric = make_metric(grid, settings.metric, like=tensors["m"], weights=tensors.get("weights"))
     phi_inv, phi = maps_of(tensors["m"], metric, grid, settings.flow)
     affine = tensors["affine"].numpy()
+    planes = [tensors[name].numpy() if name in tensors else None for name in ("fixed_plane", "moving_plane")]
     there = Transform((field_of_map(phi_inv, grid), Affine(affine)))
-    return there, Transform((Affine(np.linalg.inv(affine)), field_of_map(phi, grid)))
+    back = Transform((Affine(np.linalg.inv(affine)), field_of_map(phi, grid)))
+    return there.between_planes(*planes), back.between_planes(*reversed(planes))

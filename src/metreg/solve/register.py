@@ -44,12 +44,14 @@ def register_pair(
     """
     check_field("source", source, grid, channels=1)
     check_field("target", target, grid, channels=1)
+    if mask is not None:
+        check_field("mask", mask, grid, channels=1)
     history: list[Record] = []
     m = start
 
     for level in levels(source, target, grid, settings, mask=mask):
         scene = level.scene
-        similarity = make_similarity(settings.similarity, scene.grid)
+        similarity = make_similarity(settings.similarity)
         objective = Objective(similarity, settings.flow, settings.solve.regularity)
         m = zero_momentum(scene.map_grid, source) if m is None else upsample(m, scene.map_grid)
 
