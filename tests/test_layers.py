@@ -15,7 +15,8 @@ WALK = """
     similarity.ssd similarity.ncc similarity.lncc similarity.mi similarity energy synthetic
     solve.result solve.optimise solve.multiscale solve.affine solve.register solve.momentum
     learn.momenta learn.checkpoint learn.train
-    evaluate.overlap evaluate.displacement report.plots report.page results pipeline apply demo cli __main__
+    evaluate.overlap evaluate.displacement evaluate.rings report.plots report.page
+    results pipeline apply reproduce.synthetic2d demo cli __main__
 """
 ORDER = WALK.split()
 FILES = sorted(path for path in SRC.rglob("*.py") if path.read_text().strip() and path != SRC / "__init__.py")

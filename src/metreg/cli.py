@@ -175,22 +175,24 @@ def demo(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Register a synthetic pair whose true map is known, and show the errors."""
+    """Learn a metric from synthetic pairs, and register others, whose true maps are known, with and without it."""
     from metreg.checks import pick_device
     from metreg.config import make_settings
+    from metreg.data.whole import check_output
 
     settings = make_settings(None if config else "paper2d", config=config, changes=_with(changes, seed=seed))
-    with _progress(quiet, settings.solve.iterations) as on_iteration:
-        from metreg.demo import run_demo
+    check_output(out, overwrite=overwrite)
+    from metreg.demo import run_demo
 
-        result = run_demo(out, settings, device=pick_device(device), overwrite=overwrite, on_iteration=on_iteration)
+    with _status(quiet) as tell:
+        result = run_demo(out, settings, device=pick_device(device), overwrite=overwrite, tell=tell)
     if as_json:
         typer.echo(json.dumps({"errors_px": result.errors, "folds": result.folds, "seconds": result.seconds}))
     elif not quiet:
-        typer.echo(f"displacement error, mean over the region (px){'':6}disc   ring")
+        typer.echo(f"displacement error, median over pairs (px){'':9}disc   ring")
         for name, row in result.errors.items():
             typer.echo(f"  {name:<46}{row['disc']:>6.2f} {row['ring']:>6.2f}")
-        typer.echo(f"{result.folds} folds, {result.seconds:.1f} s. See {out / 'report.html'}")
+        typer.echo(f"{result.folds} folds, {result.seconds:.0f} s. See {out / 'report.html'}")
 
 
 def main() -> None:
@@ -251,6 +253,19 @@ def _progress(quiet: bool, iterations: Any) -> Iterator[Callable[[Record], None]
             )
 
         yield show
+
+
+@contextmanager
+def _status(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A spinner, and a line for every step that is done."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda line: None
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status("learning and registering"):
+        yield lambda line: console.print(f"  {line}", highlight=False)
 
 
 def _summary_lines(summary: dict[str, Any], out: Path) -> Iterator[str]:

@@ -47,8 +47,8 @@ class NetworkSettings(_Settings):
     """The CNN that predicts the weights."""
 
     width: Count = 20
-    depth: Annotated[int, Field(ge=1)] = 2
-    """Number of convolutions."""
+    depth: Annotated[int, Field(ge=0)] = 2
+    """Number of convolutions; 0 learns one mixture for all points of all images."""
     kernel: Annotated[int, Field(ge=1)] = 5
     """Width of every convolution in voxels, odd."""
     momentum_input: bool = False

@@ -37,15 +37,17 @@ def whole_folder(path: Path, *, names: frozenset[str], overwrite: bool) -> Itera
     target = path.resolve()
     with _temporary_folder(path, target if exists else target.parent) as work:
         yield work
-        for new in work.iterdir():
-            new.chmod(0o666 & ~_umask())
+        for new in work.rglob("*"):
+            new.chmod((0o777 if new.is_dir() else 0o666) & ~_umask())
         if not exists:
             work.chmod(0o777 & ~_umask())
             work.rename(target)
             return
         for old in names - {new.name for new in work.iterdir()}:  # of an earlier run, not made by this one
-            (target / old).unlink(missing_ok=True)
+            _remove(target / old)
         for new in work.iterdir():
+            if new.is_dir():
+                _remove(target / new.name)
             new.replace(target / new.name)
 
 
@@ -76,6 +78,13 @@ def _temporary_folder(path: Path, parent: Path) -> Iterator[Path]:
         for folder in made:  # those that stayed empty
             with suppress(OSError):
                 folder.rmdir()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _umask() -> int:

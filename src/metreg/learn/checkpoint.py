@@ -60,6 +60,22 @@ def save_checkpoint(path: Path, progress: Progress, tensors: dict[str, Tensor], 
 
 def load_checkpoint(path: Path, settings: Settings) -> tuple[Progress, dict[str, Tensor]]:
     """What `save_checkpoint` kept; the settings must be those of the run that is to go on."""
+    progress, tensors, before = _read(path)
+    changed = _differences(before.model_dump(), settings.model_dump())
+    if changed:
+        raise MetregError(
+            f"checkpoint: made with other settings ({', '.join(changed)}): {path}; use those, or a new folder"
+        )
+    return progress, tensors
+
+
+def read_checkpoint(path: Path) -> tuple[Progress, Settings]:
+    """Where a training stands, and the settings it was made with."""
+    progress, _, settings = _read(path)
+    return progress, settings
+
+
+def _read(path: Path) -> tuple[Progress, dict[str, Tensor], Settings]:
     from safetensors import SafetensorError, safe_open
 
     if not path.exists():
@@ -72,13 +88,7 @@ def load_checkpoint(path: Path, settings: Settings) -> tuple[Progress, dict[str,
         raise MetregError(f"checkpoint: damaged file ({error}): {path}") from None
     if about.get("format") != FORMAT:
         raise MetregError(f"checkpoint: wanted a file of format {FORMAT}, got {about.get('format')}: {path}")
-    before = Settings.model_validate_json(about["settings"])
-    changed = _differences(before.model_dump(), settings.model_dump())
-    if changed:
-        raise MetregError(
-            f"checkpoint: made with other settings ({', '.join(changed)}): {path}; use those, or a new folder"
-        )
-    return Progress(**json.loads(about["progress"])), tensors
+    return Progress(**json.loads(about["progress"])), tensors, Settings.model_validate_json(about["settings"])
 
 
 def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from metreg.config import Settings
 from metreg.energy import Energy, Objective, Scene
 from metreg.grid import Grid
 from metreg.interpolate import downsample
-from metreg.learn.checkpoint import Progress, load_checkpoint, named, save_checkpoint, under
+from metreg.learn.checkpoint import Progress, load_checkpoint, named, read_checkpoint, save_checkpoint, under
 from metreg.learn.momenta import Home, Momenta, choose_home
 from metreg.metric.gaussian import make_gaussians
 from metreg.metric.learned import LearnedMetric
@@ -63,12 +64,18 @@ def train(
     device: torch.device,
     resume: bool = False,
     home: Home | None = None,
+    first_stage: Path | None = None,
     on_epoch: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> tuple[LearnedMetric, Progress]:
-    """Learn a metric from pairs. `run` holds the checkpoint, the momenta and the log; the network kept is the best one."""
+    """Learn a metric from pairs. `run` holds the checkpoint, the momenta and the log; the network kept is the best one.
+
+    `first_stage`, the folder of a run on the same pairs, gives the momenta with which the second stage begins.
+    """
     training = _Training(pairs, settings, run, device, home)
     if resume:
         training.load()
+    elif first_stage is not None:
+        training.begin_after(first_stage)
     for stage in (GLOBAL, LOCAL):
         if training.progress.stage > stage:
             continue
@@ -182,6 +189,16 @@ class _Training:
             "generator": self.generator.get_state(),
         }
         save_checkpoint(self.run / "checkpoint.safetensors", progress, tensors, self.settings)
+
+    def begin_after(self, first_stage: Path) -> None:
+        """Skip the first stage: another run did it."""
+        for path in first_stage.glob("momenta-*.npy"):
+            shutil.copy(path, self.run / path.name)
+        progress, _ = read_checkpoint(first_stage / "checkpoint.safetensors")
+        self.momenta.load(progress.generation)
+        self.momenta.reset_buffers()
+        self.progress.generation = progress.generation
+        self.progress.next_stage()
 
     def load(self) -> None:
         self.progress, tensors = load_checkpoint(self.run / "checkpoint.safetensors", self.settings)

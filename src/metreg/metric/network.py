@@ -28,11 +28,17 @@ class WeightNetwork(nn.Module):
             norm = NORM[dim](width, eps=1e-4, momentum=0.75)
             layers += [convolution, norm] if last else [convolution, norm, nn.LeakyReLU(0.01)]
             channels = width
-        nn.init.constant_(layers[-1].weight, FIRST_SLOPE)  # type: ignore[arg-type]
+        if layers:
+            nn.init.constant_(layers[-1].weight, FIRST_SLOPE)  # type: ignore[arg-type]
+        else:
+            self.constant = nn.Parameter(torch.zeros(count))
         self.layers = nn.Sequential(*layers)
         self.momentum_input = settings.momentum_input
 
     def forward(self, source: Tensor, m: Tensor | None = None) -> Tensor:
+        if not self.layers:
+            shape = source.shape[2:]
+            return self.constant.view(1, -1, *[1] * len(shape)).expand(len(source), -1, *shape)
         x = (source - 0.5) / 2
         if self.momentum_input:
             assert m is not None, "this network looks at the momentum too"

@@ -69,6 +69,36 @@ def panel(slices: Slice) -> Figure:
     return figure
 
 
+def sigma_maps(source: Array, maps: dict[str, Array], unit: str) -> Figure:
+    """A source and sigma(x) on it, one map for each name, each with its own scale."""
+    figure = Figure(figsize=(3.2 * (len(maps) + 1), 3.4), layout="constrained")
+    axes = figure.subplots(1, len(maps) + 1)
+    axes[0].imshow(source, cmap="gray", vmin=0, vmax=1)
+    axes[0].set_title("source")
+    for axis, (name, sigma) in zip(axes[1:], maps.items(), strict=True):
+        shown = axis.imshow(sigma, cmap="viridis")
+        axis.set_title(name)
+        figure.colorbar(shown, ax=axis, shrink=0.85, label=f"sigma ({unit})")
+    for axis in axes:
+        axis.set_xticks([])
+        axis.set_yticks([])
+    return figure
+
+
+def error_boxes(errors: dict[str, dict[str, Array]]) -> Figure:
+    """Displacement errors in pixels over pairs: a box for every method, a panel for every region."""
+    regions = list(next(iter(errors.values())))
+    figure = Figure(figsize=(2 + 1.1 * len(errors) * len(regions), 3.6), layout="constrained")
+    axes = figure.subplots(1, len(regions), sharey=True)
+    for axis, region in zip(axes, regions, strict=True):
+        axis.boxplot([found[region] for found in errors.values()], tick_labels=list(errors), widths=0.6)
+        axis.set_title(region)
+        axis.set_ylabel("displacement error (px)")
+        axis.tick_params(axis="x", rotation=30)
+    axes[0].set_ylim(bottom=0)
+    return figure
+
+
 def _draw_grid(axis: Any, positions: Array) -> None:
     """The source's straight grid lines as the map bends them: level sets of the rows and columns points come from."""
     rows, columns = positions[0].shape
