@@ -9,11 +9,15 @@ import nibabel as nib
 import numpy as np
 import pytest
 import SimpleITK as sitk
+import torch
 
 import metreg
 from conftest import bend, bent_picture, centred, picture
 from metreg.checks import MetregError
+from metreg.config import LearnedSettings, MetricSettings
 from metreg.data.transforms import Transform
+from metreg.metric.learned import LearnedMetric
+from metreg.metric.store import MetricFile, save_metric
 
 QUICK = {"solve.iterations": [20, 10, 4]}
 FLIP = np.diag([-1.0, -1.0, 1.0])
@@ -178,6 +182,30 @@ def test_given_weights_make_the_metric_local(pair_files: tuple[Path, Path], tmp_
     there, _ = metreg.read_momentum(tmp_path / "out" / "momentum.safetensors")
     points = np.random.default_rng(0).uniform(-20, 20, size=(50, 3))
     np.testing.assert_allclose(there.apply(points), result.transform.apply(points), atol=1e-4)
+
+
+def test_a_metric_file_predicts_the_weights(tmp_path: Path) -> None:
+    shape, affine = (60, 60), centred(np.diag([2.0, 2.0]), (60, 60))
+    moving = save(tmp_path / "a.nii.gz", picture(shape, affine), affine)
+    fixed = save(tmp_path / "b.nii.gz", bent_picture(shape, affine), affine)
+    model = LearnedMetric(2, MetricSettings(sigma=(0.02, 0.05, 0.2)), LearnedSettings(), torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        model.network.layers[-1].weight.fill_(0.2)
+    path = tmp_path / "metric.safetensors"
+    save_metric(path, MetricFile(model.eval(), 150.0, (4.0, 4.0), licence="CC BY-NC 4.0"))
+    result = metreg.register(moving, fixed, metric=str(path), changes=QUICK)
+    told = result.summary()
+    assert told["metric"] == str(path) and told["metric_licence"] == "CC BY-NC 4.0"
+    assert told["configuration"]["length_mm"] == 150 and told["configuration"]["metric"]["sigma"] == (0.02, 0.05, 0.2)
+    sigma = result.sigma.get_fdata()
+    assert 3 <= sigma.min() < sigma.max() <= 30  # mm
+    result.save(tmp_path / "out")
+    points = np.random.default_rng(0).uniform(-20, 20, size=(50, 2))
+    there, _ = metreg.read_momentum(tmp_path / "out" / "momentum.safetensors")
+    np.testing.assert_allclose(there.apply(points), result.transform.apply(points), atol=1e-4)
+    solid = (np.random.default_rng(0).random((12, 12, 12)), np.eye(4))
+    with pytest.raises(MetregError, match="it is for 2-D images, these are 3-D"):
+        metreg.register(solid, solid, metric=str(path), changes={**QUICK, "affine.kind": "none"})
 
 
 def test_masks_keep_an_artefact_from_pulling(tmp_path: Path) -> None:

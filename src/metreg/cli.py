@@ -60,7 +60,7 @@ def register(
     moving: Annotated[Path, typer.Argument(help="The image to be moved.", show_default=False)],
     fixed: Annotated[Path, typer.Argument(help="The image it is brought onto.", show_default=False)],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.", show_default=False)],
-    metric: Annotated[str, typer.Option(help="The regulariser: global.")] = "global",
+    metric: Annotated[str, typer.Option(help="The regulariser: global, or a metric file.")] = "global",
     weights: Annotated[
         Path | None, typer.Option(help="Local weights, a 4-D image in the space of MOVING.", show_default=False)
     ] = None,

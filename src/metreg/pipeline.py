@@ -18,10 +18,13 @@ from metreg.checks import MetregError, pick_device
 from metreg.config import Settings, make_settings
 from metreg.data.formats import Image
 from metreg.data.io import check_same_grid, match_planes, read_image, read_labels, read_mask, read_weights
-from metreg.data.pair import make_pair
+from metreg.data.pair import Pair, make_pair
 from metreg.evaluate.overlap import common_labels
+from metreg.interpolate import downsample
+from metreg.metric.store import MetricFile, load_metric
 from metreg.results import Result
 from metreg.solve.affine import align
+from metreg.solve.multiscale import map_grid_of
 from metreg.solve.register import register_pair
 from metreg.solve.result import Record
 
@@ -45,7 +48,7 @@ def register(
     device: str = "auto",
     on_iteration: Callable[[Record], None] = lambda record: None,
 ) -> Result:
-    """Register the moving image to the fixed one.
+    """Register the moving image to the fixed one. `metric` is "global" or the path of a metric file.
 
     An image is a path, a nibabel image or an (array, affine) pair, the affine from index to RAS millimetres. `settings`,
     or a `preset` with `changes` such as {"solve.regularity": 100}, decide the run. `weights`, a (*S, N) image in the
@@ -56,8 +59,13 @@ def register(
         raise MetregError("settings: give either settings, or a preset and changes")
     settings = settings if settings is not None else make_settings(preset, changes=changes)
     on_device = pick_device(device)
-    if metric != "global":
-        raise MetregError(f"metric: unknown '{metric}'; use global")
+    learned = _open_metric(metric)
+    if learned is not None:
+        settings = settings.model_copy(
+            update={"metric": learned.model.metric, "length_mm": learned.length_mm, "unit_cube": learned.unit_cube}
+        )
+    if learned is not None and weights is not None:
+        raise MetregError("weights: the metric file predicts them; give one or the other")
     torch.set_flush_denormal(True)
     names = read_label_names(label_names)
 
@@ -96,7 +104,7 @@ def register(
         pair.target,
         pair.grid,
         settings,
-        weights=pair.weights,
+        weights=pair.weights if learned is None else predict_weights(learned, pair, settings),
         mask=pair.mask,
         on_iteration=on_iteration,
     )
@@ -110,11 +118,34 @@ def register(
         registration=registration,
         settings=settings.model_copy(update={"length_mm": pair.grid.length_mm}),
         metric=metric if local is None else f"local weights of {local.name}",
+        metric_licence="Apache-2.0" if learned is None else learned.licence,
         facts=_facts(on_device, clock),
         moving_labels=source_labels,
         fixed_labels=target_labels,
         label_names=names,
     )
+
+
+def _open_metric(name: str) -> MetricFile | None:
+    """The learned metric of a file, or none for the global one."""
+    if name == "global":
+        return None
+    if not Path(name).is_file():
+        raise MetregError(f"metric: unknown '{name}'; use global or a metric file")
+    learned = load_metric(Path(name))
+    if learned.model.network.momentum_input:
+        raise MetregError(f"metric: its network looks at the momentum, which only training can give it: {name}")
+    return learned
+
+
+@torch.no_grad()
+def predict_weights(learned: MetricFile, pair: Pair, settings: Settings) -> torch.Tensor:
+    """The weights (1, N, *S) that a learned metric gives the source, on the grid of the map."""
+    if learned.model.dim != pair.grid.dim:
+        raise MetregError(f"metric: it is for {learned.model.dim}-D images, these are {pair.grid.dim}-D")
+    grid = map_grid_of(pair.grid, settings.flow.map_factor)
+    model = learned.model.to(pair.source.device)
+    return model.weights(downsample(pair.source, grid), grid).w
 
 
 def _labels(source: Any, like: Image, role: str, meeting: Image | None = None) -> Image | None:

@@ -66,6 +66,7 @@ class Result:
     registration: Registration
     settings: Settings
     metric: str
+    metric_licence: str
     facts: dict[str, Any]
     """Versions, timings, device: whatever `result.json` says that cannot be derived."""
     moving_labels: Image | None = None
@@ -176,7 +177,7 @@ class Result:
             "moving": self.moving.name,
             "fixed": self.fixed.name,
             "metric": self.metric,
-            "metric_licence": "Apache-2.0",
+            "metric_licence": self.metric_licence,
             "energy": {**self.registration.energy, "total": sum(self.registration.energy.values())},
             "folds": self.folds,
             "certificate": {**asdict(self.certificate), "holds": self.certificate.holds},
