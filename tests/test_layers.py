@@ -16,7 +16,7 @@ WALK = """
     solve.result solve.optimise solve.multiscale solve.affine solve.register solve.momentum
     learn.momenta learn.checkpoint learn.train
     evaluate.overlap evaluate.displacement evaluate.rings report.plots report.page
-    results pipeline apply reproduce.synthetic2d demo cli __main__
+    results pipeline apply synth reproduce.synthetic2d demo cli __main__
 """
 ORDER = WALK.split()
 FILES = sorted(path for path in SRC.rglob("*.py") if path.read_text().strip() and path != SRC / "__init__.py")

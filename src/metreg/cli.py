@@ -165,6 +165,31 @@ def apply(
 
 
 @app.command()
+def synth(
+    out: Annotated[Path, typer.Argument(help="Folder for the pairs.", show_default=False)],
+    pairs: Annotated[int, typer.Option(min=1, help="How many.")] = 10,
+    config: Config = None,
+    changes: Changes = None,
+    device: Device = "auto",
+    seed: Seed = None,
+    quiet: Quiet = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Make synthetic pairs of rings with their true maps and weights, and a pairs.csv that names the files."""
+    from metreg.checks import pick_device
+    from metreg.config import make_settings
+
+    settings = make_settings(config=config, changes=_with(changes, seed=seed))
+    pick_device(device)
+    from metreg.synth import write_rings
+
+    with _status(quiet) as tell:
+        write_rings(out, pairs=pairs, seed=settings.seed, overwrite=overwrite, tell=lambda done: tell(f"{done}/{pairs}"))
+    if not quiet:
+        typer.echo(f"wrote {pairs} pairs, see {out / 'pairs.csv'}")
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")] = Path("demo"),
     config: Config = None,
