@@ -116,10 +116,11 @@ def register(
             on_iteration=on_iteration,
         )
         result.save(out, overwrite=overwrite)
+    told = (out / "result.json").read_text(encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps(result.summary()))
+        typer.echo(told)
     elif not quiet:
-        for line in _summary_lines(result.summary(), out):
+        for line in _summary_lines(json.loads(told), out):
             typer.echo(line)
 
 
