@@ -168,6 +168,20 @@ def test_single_slices_of_3d_files(tmp_path: Path) -> None:
     np.testing.assert_allclose(back.apply(x), result.inverse.apply(x), atol=1e-4)
 
 
+def test_labels_of_slices_whose_axes_are_turned_move_with_their_image(tmp_path: Path) -> None:
+    """Two slices at 44 and 46 degrees: their 2-D worlds are mirrored until they are matched."""
+    shape, flat = (50, 55), centred(np.diag([2.0, 2.0]), (50, 55))
+    files = []
+    for name, degrees, values in (("a", -44, picture(shape, flat)), ("b", -46, bent_picture(shape, flat))):
+        c, s = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+        affine = centred(np.array([[1, 0, 0], [0, c, -s], [0, s, c]]) * 2, (50, 55, 1))
+        files.append(save(tmp_path / f"{name}.nii.gz", values[..., None], affine))
+        files.append(save(tmp_path / f"{name}_labels.nii.gz", (values > 400).astype(np.uint8)[..., None], affine))
+    a, a_labels, b, b_labels = files
+    result = metreg.register(a, b, moving_labels=a_labels, fixed_labels=b_labels, changes=QUICK)
+    assert result.overlaps["after"].means()["dice"] > 0.97
+
+
 def test_given_weights_make_the_metric_local(pair_files: tuple[Path, Path], tmp_path: Path) -> None:
     moving, fixed = pair_files
     image = nib.load(moving)

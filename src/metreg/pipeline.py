@@ -9,6 +9,7 @@ import re
 import resource
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,19 +70,12 @@ def register(
     torch.set_flush_denormal(True)
     names = read_label_names(label_names)
 
-    source, target = read_image(moving, "moving image"), read_image(fixed, "fixed image")
-    if source.dim != target.dim:
-        raise MetregError(
-            f"moving image is {source.dim}-D and fixed image {target.dim}-D: {source.name}, {target.name}; wanted the same"
-        )
-    source = match_planes(source, target)
-    if (source.plane is None) != (target.plane is None):
-        log.warning("one image is a slice of a 3-D file and the other is 2-D: the transforms written are 2-D")
+    source, target = _read_images(moving, fixed)
     source_mask = None if moving_mask is None else read_mask(moving_mask, source, "moving mask")
     target_mask = None if fixed_mask is None else read_mask(fixed_mask, target, "fixed mask")
     source_labels = _labels(moving_labels, source, "moving labels")
     target_labels = _labels(fixed_labels, target, "fixed labels", meeting=source_labels)
-    local = None if weights is None else read_weights(weights, source, len(settings.metric.sigma))
+    local = None if weights is None else match_planes(read_weights(weights, source, len(settings.metric.sigma)), source)
     clock.lap("read")
 
     affine = align(
@@ -126,6 +120,18 @@ def register(
     )
 
 
+def _read_images(moving: Any, fixed: Any) -> tuple[Image, Image]:
+    """Both images; of slices, the moving one with the axes of the fixed one."""
+    source, target = read_image(moving, "moving image"), read_image(fixed, "fixed image")
+    if source.dim != target.dim:
+        raise MetregError(
+            f"moving image is {source.dim}-D and fixed image {target.dim}-D: {source.name}, {target.name}; wanted the same"
+        )
+    if (source.plane is None) != (target.plane is None):
+        log.warning("one image is a slice of a 3-D file and the other is 2-D: the transforms written are 2-D")
+    return match_planes(source, target), target
+
+
 def _open_metric(name: str) -> MetricFile | None:
     """The learned metric of a file, or none for the global one."""
     if name == "global":
@@ -158,7 +164,7 @@ def _labels(source: Any, like: Image, role: str, meeting: Image | None = None) -
     check_same_grid(labels, like, role)
     if meeting is not None and not len(common_labels(meeting.values, labels.values)):
         raise MetregError(f"{role}: no label in common: {meeting.name}, {labels.name}")
-    return labels
+    return replace(labels, affine=like.affine, plane=like.plane)
 
 
 def read_label_names(path: str | Path | None) -> dict[int, str]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from metreg.checks import MetregError
 from metreg.config import Settings
+from metreg.data.tensors import read_tensors, write_tensors
 
 FORMAT = "metreg-checkpoint-1"
 
@@ -48,11 +49,9 @@ class Progress:
 
 
 def save_checkpoint(path: Path, progress: Progress, tensors: dict[str, Tensor], settings: Settings) -> None:
-    from safetensors.torch import save_file
-
-    about = {"format": FORMAT, "progress": json.dumps(asdict(progress)), "settings": settings.model_dump_json()}
+    header = {"progress": json.dumps(asdict(progress)), "settings": settings.model_dump_json()}
     temporary = path.with_suffix(".part")
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary, metadata=about)
+    write_tensors(temporary, tensors, form=FORMAT, header=header)
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     temporary.replace(path)
@@ -76,18 +75,7 @@ def read_checkpoint(path: Path) -> tuple[Progress, Settings]:
 
 
 def _read(path: Path) -> tuple[Progress, dict[str, Tensor], Settings]:
-    from safetensors import SafetensorError, safe_open
-
-    if not path.exists():
-        raise MetregError(f"checkpoint: nothing to resume, no such file: {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise MetregError(f"checkpoint: damaged file ({error}): {path}") from None
-    if about.get("format") != FORMAT:
-        raise MetregError(f"checkpoint: wanted a file of format {FORMAT}, got {about.get('format')}: {path}")
+    tensors, about = read_tensors(path, form=FORMAT, role="checkpoint")
     return Progress(**json.loads(about["progress"])), tensors, Settings.model_validate_json(about["settings"])
 
 

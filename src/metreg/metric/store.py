@@ -11,6 +11,7 @@ import torch
 
 from metreg.checks import MetregError
 from metreg.config import LearnedSettings, MetricSettings
+from metreg.data.tensors import read_tensors, write_tensors
 from metreg.metric.learned import LearnedMetric
 
 FORMAT = "metreg-metric-1"
@@ -34,8 +35,6 @@ class MetricFile:
 
 
 def save_metric(path: Path, metric: MetricFile) -> None:
-    from safetensors.torch import save_file
-
     model = metric.model
     about = {
         "dim": model.dim,
@@ -48,24 +47,12 @@ def save_metric(path: Path, metric: MetricFile) -> None:
         "summary": metric.summary,
         "licence": metric.licence,
     }
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.network.state_dict().items()}
-    save_file(tensors, path, metadata={"format": FORMAT, "about": json.dumps(about)})
+    write_tensors(path, model.network.state_dict(), form=FORMAT, header={"about": json.dumps(about)})
 
 
 def load_metric(path: Path) -> MetricFile:
     """The metric of a file, ready for use: in evaluation mode, on the CPU."""
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        raise MetregError(f"metric: no such file: {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise MetregError(f"metric: damaged, or not a metric file ({error}): {path}") from None
-    if header.get("format") != FORMAT:
-        raise MetregError(f"metric: wanted a file of format {FORMAT}, got {header.get('format')}: {path}")
+    tensors, header = read_tensors(path, form=FORMAT, role="metric")
     try:
         about = json.loads(header["about"])
         metric, learned = MetricSettings.model_validate(about["metric"]), LearnedSettings.model_validate(about["learned"])

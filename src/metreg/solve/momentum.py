@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from metreg.checks import MetregError
 from metreg.config import Settings
+from metreg.data.tensors import read_tensors, write_tensors
 from metreg.data.transforms import Affine, Transform, field_of_map
 from metreg.grid import Array, Grid
 from metreg.solve.register import make_metric, maps_of
@@ -25,33 +25,20 @@ def write_momentum(
 
     `planes` are those of the fixed and the moving image where they are single slices of 3-D files.
     """
-    from safetensors.torch import save_file
-
     grid = registration.grid
     tensors = {"m": registration.m, "affine": torch.from_numpy(affine), "grid_affine": torch.from_numpy(grid.affine)}
     tensors |= {f"{name}_plane": torch.from_numpy(plane) for name, plane in planes.items() if plane is not None}
     if registration.metric.w.dim() > 1:
         tensors["weights"] = registration.metric.w
     geometry = {"shape": grid.shape, "spacing": grid.spacing, "length_mm": grid.length_mm}
-    about = {"format": FORMAT, "grid": json.dumps(geometry), "settings": settings.model_dump_json()}
-    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, metadata=about)
+    header = {"grid": json.dumps(geometry), "settings": settings.model_dump_json()}
+    write_tensors(path, tensors, form=FORMAT, header=header)
 
 
 def read_momentum(path: str | Path) -> tuple[Transform, Transform]:
     """The transform and its inverse, computed again from the compact form."""
-    from safetensors import SafetensorError, safe_open
-
     path = Path(path)
-    if not path.is_file():
-        raise MetregError(f"momentum: no such file: {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise MetregError(f"momentum: damaged file ({error}): {path}") from None
-    if about.get("format") != FORMAT:
-        raise MetregError(f"momentum: wanted a file of format {FORMAT}, got {about.get('format')}: {path}")
+    tensors, about = read_tensors(path, form=FORMAT, role="momentum")
     settings, geometry = Settings.model_validate_json(about["settings"]), json.loads(about["grid"])
     shape, spacing = tuple(geometry["shape"]), tuple(geometry["spacing"])
     grid = Grid(shape, spacing, geometry["length_mm"], tensors["grid_affine"].numpy())
