@@ -264,12 +264,12 @@ def _progress(quiet: bool, iterations: Any) -> Iterator[Callable[[Record], None]
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[energy]}"), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(10), TextColumn("{task.fields[energy]}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("reading, aligning", total=None, energy="")
 
         def show(record: Record) -> None:
-            terms = "  ".join(f"{name} {value:.4g}" for name, value in record.terms.items())
+            terms = "  ".join(f"{name} {value:.4g}" for name, value in record.terms.items() if value)
             progress.update(
                 task,
                 description=f"level {record.level + 1}/{len(iterations)}, iteration {record.iteration}",
@@ -296,7 +296,7 @@ def _status(quiet: bool) -> Iterator[Callable[[str], None]]:
 
 def _summary_lines(summary: dict[str, Any], out: Path) -> Iterator[str]:
     seconds = sum(summary["seconds"].values())
-    terms = ", ".join(f"{name} {value:.4g}" for name, value in summary["energy"].items())
+    terms = ", ".join(f"{name} {value:.4g}" for name, value in summary["energy"].items() if value)
     yield f"energy: {terms}"
     if "overlap" in summary:
         before, after = (summary["overlap"][when]["target_overlap"] for when in ("before", "after"))

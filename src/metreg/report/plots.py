@@ -111,7 +111,7 @@ def energy_curves(history: Sequence[tuple[int, dict[str, float]]]) -> Figure:
     """Energy by term over iterations; levels of the pyramid are set apart. `history` holds (level, terms)."""
     figure = Figure(figsize=(9, 3), layout="constrained")
     axis = figure.subplots()
-    names = list(history[0][1]) if history else []
+    names = [name for name in (history[0][1] if history else ()) if any(terms[name] for _, terms in history)]
     for name, colour in zip(names, ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"), strict=False):
         axis.plot([terms[name] for _, terms in history], label=name, color=colour)
     for i in range(1, len(history)):
