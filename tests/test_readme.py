@@ -32,7 +32,7 @@ def test_make_demo_runs() -> None:
 
 
 @pytest.fixture
-def workplace(data: Path, tmp_path: Path) -> Path:
+def folder(data: Path, tmp_path: Path) -> Path:
     """A folder with the files that the README names: two real brains at 2 mm, labels and points."""
     for role, name in (("moving", "1013"), ("fixed", "1014")):
         shutil.copy(data / "malc" / "2mm" / "img" / f"{name}.nii.gz", tmp_path / f"{role}.nii.gz")
@@ -42,19 +42,19 @@ def workplace(data: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.data
-def test_the_real_pair_example_runs_from_the_shell_and_from_python(workplace: Path) -> None:
+def test_the_real_pair_example_runs_from_the_shell_and_from_python(folder: Path) -> None:
     shell, python = blocks("bash")[1], blocks("python")[0]
     commands = [line for line in shell.splitlines() if line and not line.startswith("source")]
     assert [command.split()[1] for command in commands] == ["register", "apply", "apply"]
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     for command in commands:
-        subprocess.run(command, shell=True, cwd=workplace, env=environment, check=True)
+        subprocess.run(command, shell=True, cwd=folder, env=environment, check=True)
     for name in re.findall(r"^\| `([\w.]+)`", README, flags=re.MULTILINE):
-        assert (workplace / "out" / name).exists()
-    assert (workplace / "labels_on_fixed.nii.gz").exists() and (workplace / "points_in_moving.csv").exists()
-    done = subprocess.run([sys.executable, "-c", python], cwd=workplace, check=True, capture_output=True, text=True)
+        assert (folder / "out" / name).exists()
+    assert (folder / "labels_on_fixed.nii.gz").exists() and (folder / "points_in_moving.csv").exists()
+    done = subprocess.run([sys.executable, "-c", python], cwd=folder, check=True, capture_output=True, text=True)
     assert done.stdout.startswith("0 Certificate(")
-    assert (workplace / "out_python" / "warped.nii.gz").exists()
+    assert (folder / "out_python" / "warped.nii.gz").exists()
 
 
 def test_the_table_of_verbs_is_complete() -> None:
