@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from metreg.checks import MetregError
 
@@ -16,6 +16,15 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Width = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+
+
+def _odd(value: int) -> int:
+    if value % 2 == 0:
+        raise ValueError(f"must be odd, got {value}")
+    return value
+
+
+Odd = Annotated[int, AfterValidator(_odd)]
 
 
 class _Settings(BaseModel):
@@ -49,16 +58,10 @@ class NetworkSettings(_Settings):
     width: Count = 20
     depth: Annotated[int, Field(ge=0)] = 2
     """Number of convolutions; 0 learns one mixture for all points of all images."""
-    kernel: Annotated[int, Field(ge=1)] = 5
+    kernel: Annotated[Odd, Field(ge=1)] = 5
     """Width of every convolution in voxels, odd."""
     momentum_input: bool = False
     """Whether the network looks at the momentum beside the source."""
-
-    @model_validator(mode="after")
-    def _odd(self) -> NetworkSettings:
-        if self.kernel % 2 == 0:
-            raise ValueError(f"kernel must be odd, got {self.kernel}")
-        return self
 
 
 class LearnedSettings(_Settings):
@@ -104,18 +107,12 @@ class SimilaritySettings(_Settings):
     name: Literal["ssd", "ncc", "lncc", "mi"] = "lncc"
     weight: Positive = 100.0
     """Factor of the similarity, which by itself is between 0 and 1 for ncc, lncc and mi."""
-    window: Annotated[int, Field(ge=3)] = 7
+    window: Annotated[Odd, Field(ge=3)] = 7
     """Width of the local window in voxels, odd (lncc)."""
     kernel: Literal["box", "gaussian"] = "box"
     """Shape of the local window (lncc)."""
     bins: Annotated[int, Field(ge=8, le=256)] = 32
     """Histogram bins per image (mi)."""
-
-    @model_validator(mode="after")
-    def _odd(self) -> SimilaritySettings:
-        if self.window % 2 == 0:
-            raise ValueError(f"window must be odd, got {self.window}")
-        return self
 
 
 class SolveSettings(_Settings):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metreg.config import Settings, make_settings
-from metreg.data.whole import whole_folder
+from metreg.config import Settings
 from metreg.energy import Energy
 from metreg.evaluate.rings import (
     RingBatch,
@@ -28,8 +26,6 @@ from metreg.learn.checkpoint import Progress
 from metreg.learn.train import train
 from metreg.metric.learned import LearnedMetric
 from metreg.synthetic import ring_pair
-
-NAMES = frozenset({"summary.json", "table.csv", "table.md", "summary.md", "runs"})
 
 
 @dataclass(frozen=True)
@@ -155,7 +151,6 @@ def experiment(
 
 
 def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
-    base = make_settings(settings.preset)
     nested = settings.model_dump()
     for key, value in changes.items():
         *path, last = key.split(".")
@@ -163,17 +158,4 @@ def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
         for part in path:
             place = place[part]
         place[last] = value
-    return type(base).model_validate(nested)
-
-
-def run(out: Path, settings: Settings, *, quick: bool, device: torch.device, overwrite: bool, tell: Tell) -> dict[str, Any]:
-    """The whole experiment into a folder: table, summary and the trained metrics."""
-    plan = QUICK if quick else FULL
-    with whole_folder(out, names=NAMES, overwrite=overwrite) as work:
-        outcome = experiment(plan, settings, work / "runs", device=device, tell=tell)
-        summary = outcome.summary()
-        (work / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-        rows = [(name, row["disc"], row["ring"]) for name, row in summary["errors_px"].items()]
-        table = "".join(f"{name},{disc:.4f},{ring:.4f}\n" for name, disc, ring in rows)
-        (work / "table.csv").write_text("method,disc_px,ring_px\n" + table, encoding="utf-8")
-    return summary
+    return Settings.model_validate(nested)

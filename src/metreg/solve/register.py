@@ -16,13 +16,11 @@ from metreg.grid import Grid
 from metreg.interpolate import downsample, upsample
 from metreg.metric.gaussian import make_gaussians
 from metreg.metric.multi_gaussian import MultiGaussian, border_window, default_weights
+from metreg.metric.simplex import to_simplex
 from metreg.similarity import make_similarity
 from metreg.solve.multiscale import Level, levels
 from metreg.solve.optimise import minimise
 from metreg.solve.result import Record, Registration
-
-LEAST_WEIGHT = 1e-4
-"""Local weights are kept above this and of sum one, so that their square roots stay differentiable."""
 
 
 def register_pair(
@@ -99,8 +97,7 @@ def make_metric(grid: Grid, settings: MetricSettings, *, like: Tensor, weights: 
     if weights is not None:
         if weights.shape[1] != len(sigma):
             raise MetregError(f"weights: wanted {len(sigma)} of them, one for each metric.sigma, got {weights.shape[1]}")
-        w = downsample(weights, grid).clamp(min=LEAST_WEIGHT)
-        return MultiGaussian(gaussians, w / w.sum(1, keepdim=True), tau)
+        return MultiGaussian(gaussians, to_simplex(downsample(weights, grid)), tau)
     given = settings.weights
     w = default_weights(sigma) if given is None else torch.tensor(given, dtype=like.dtype, device=like.device)
     return MultiGaussian(gaussians, w, tau)
