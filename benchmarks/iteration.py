@@ -65,8 +65,8 @@ def benchmark(shape: tuple[int, ...], repeats: int, device: torch.device) -> dic
     }
     for name in ("ncc", "lncc", "mi"):
         similarity = make_similarity(SimilaritySettings(name=name))
-        energy = Objective(similarity, FlowSettings(steps=STEPS), regularity=1.0).of(metric, scene)
-        parts[f"whole energy, {name}"] = lambda energy=energy: energy(m).total().sum().backward()
+        energy = Objective(similarity, FlowSettings(steps=STEPS), regularity=1.0)
+        parts[f"whole energy, {name}"] = lambda energy=energy: energy(m, metric, scene).total().sum().backward()
     found = {name: measure(part, repeats, device) for name, part in parts.items()}
     found["flow"]["plain_over_fast"] = found["flow, plain torch"]["median_ms"] / found["flow"]["median_ms"]
     return found

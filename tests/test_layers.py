@@ -9,8 +9,10 @@ import pytest
 
 SRC = Path(__file__).resolve().parents[1] / "src" / "metreg"
 WALK = """
-    checks config grid fields interpolate data.whole data.tensors data.formats data.points data.io data.intensity
-    data.transforms data.pair metric.base metric.gaussian metric.multi_gaussian metric.simplex metric.penalties
+    checks config grid kernels.cpu kernels.gpu kernels.replay kernels fields interpolate data.whole data.tensors
+    data.formats data.points data.io data.intensity data.transforms data.pair
+    metric.base metric.gaussian metric.multi_gaussian
+    metric.simplex metric.penalties
     metric.network metric.learned metric.store flow.steps flow.stationary flow.maps
     similarity.ssd similarity.ncc similarity.lncc similarity.mi similarity energy synthetic
     solve.result solve.optimise solve.multiscale solve.affine solve.register solve.momentum

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from metreg.config import FlowSettings
 from metreg.fields import inner
-from metreg.flow.stationary import flow
+from metreg.flow.stationary import flow, speed
 from metreg.grid import Grid
 from metreg.interpolate import sample, upsample
 from metreg.metric.base import Metric
@@ -56,17 +56,43 @@ class Objective:
 
     def __call__(self, m: Tensor, metric: Metric, scene: Scene, penalties: Penalties | None = None) -> Energy:
         """The energy of momenta m (B, D, *S), by term."""
+        return self.at(m, metric, scene, penalties).energy
+
+    def at(
+        self, m: Tensor, metric: Metric, scene: Scene, penalties: Penalties | None = None, steps: int | None = None
+    ) -> Point:
+        """The energy and the speed of the flow; `steps` fixes the number of time steps, whatever the speed."""
         v = metric.sharp(m)
-        phi_inv = flow(v, scene.map_grid, integrator=self.flow.integrator, steps=self.flow.steps)
+        phi_inv = flow(
+            v, scene.map_grid, integrator=self.flow.integrator, steps=steps or self.flow.steps, adapt=steps is None
+        )
         warped = sample(scene.source, upsample(phi_inv, scene.grid), scene.grid)
         similarity = self.similarity(warped, scene.target, scene.mask)
         free = torch.zeros_like(similarity)
-        return Energy(
+        energy = Energy(
             similarity,
             self.regularity * inner(m, v, scene.map_grid),
             *(penalties or Penalties(free, free, free)),
         )
+        return Point(energy, speed(v, scene.map_grid))
 
-    def of(self, metric: Metric, scene: Scene) -> Callable[[Tensor], Energy]:
+    def of(self, metric: Metric, scene: Scene) -> Problem:
         """The energy as a function of the momenta alone."""
-        return lambda m: self(m, metric, scene)
+        return Problem(lambda m, steps: self.at(m, metric, scene, steps=steps), self.flow)
+
+
+class Point(NamedTuple):
+    """What there is to know of momenta."""
+
+    energy: Energy
+    speed: Tensor
+    """Grid cells that their flow crosses in unit time, at most."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An energy to be minimised over momenta."""
+
+    at: Callable[[Tensor, int], Point]
+    """Momenta and number of time steps to a point."""
+    flow: FlowSettings

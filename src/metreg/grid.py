@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from metreg.checks import MetregError
 
 Array = NDArray[Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +30,7 @@ class Grid:
     spacing: tuple[float, ...]
     length_mm: float = 1.0
     affine: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    _constants: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.spacing) or min(self.shape) < 2:
@@ -65,6 +68,14 @@ class Grid:
     def cell_volume(self) -> float:
         return math.prod(self.spacing)
 
+    def constant(self, name: Hashable, like: Tensor, make: Callable[[], T]) -> T:
+        """What `make` gives, made once for this grid, dtype and device. It lives as long as the grid does."""
+        key = (name, like.dtype, like.device)
+        if key not in self._constants:
+            self._constants[key] = make()
+        found: T = self._constants[key]
+        return found
+
     def points(self, like: Tensor) -> Tensor:
         """The identity map (1, D, *S), in the dtype and on the device of `like`."""
         axes = [
@@ -74,7 +85,14 @@ class Grid:
 
     def steps(self, like: Tensor) -> Tensor:
         """The spacing as a tensor (1, D, 1, ...) that divides fields, in the dtype and on the device of `like`."""
-        return torch.tensor(self.spacing, dtype=like.dtype, device=like.device).view(1, -1, *[1] * self.dim)
+        return self.constant("steps", like, lambda: self._per_axis(self.spacing, like))
+
+    def extents(self, like: Tensor) -> Tensor:
+        """The extent likewise."""
+        return self.constant("extents", like, lambda: self._per_axis(self.extent, like))
+
+    def _per_axis(self, values: tuple[float, ...], like: Tensor) -> Tensor:
+        return torch.tensor(values, dtype=like.dtype, device=like.device).view(1, -1, *[1] * self.dim)
 
     def coarsen(self, factor: float, at_least: int = 2) -> Grid:
         """The same box with ceil(factor * n) points per axis, corners on corners, `at_least` points where there are."""

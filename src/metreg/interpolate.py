@@ -24,10 +24,8 @@ def sample(
 
     `outside` says what lies beyond the outermost points: the nearest value, or zero from half a voxel on (as in ITK).
     """
-    extent, step = (
-        torch.tensor(size, dtype=x.dtype, device=x.device).view(-1, *[1] * (x.dim() - 2))
-        for size in (grid.extent, grid.spacing)
-    )
+    axes = (1, -1, *[1] * (x.dim() - 2))
+    extent, step = grid.extents(x).view(axes), grid.steps(x).view(axes)
     if mode == "nearest":
         x = (x / step + 0.5).floor() * step  # half-way points go up, as in ITK
     unit = 2 * x / extent - 1
@@ -56,7 +54,7 @@ def upsample(f: Tensor, fine: Grid) -> Tensor:
     """Linear interpolation onto a finer grid of the same box, corners on corners.  (B, C, *S) -> (B, C, *fine.shape)."""
     for d, n in enumerate(fine.shape):
         if n != f.shape[d + 2]:
-            f = along_axis(_linear_matrix(f.shape[d + 2], n, f), f, d + 2)
+            f = along_axis(_matrix(f.shape[d + 2], n, f, fine), f, d + 2)
     return f
 
 
@@ -64,8 +62,7 @@ def downsample(f: Tensor, coarse: Grid) -> Tensor:
     """Smooth, then sample on a coarser grid of the same box; axes that get finer are interpolated.  (B, C, *S)."""
     for d, n in enumerate(coarse.shape):
         if n != f.shape[d + 2]:
-            matrix = _smoothing_matrix if n < f.shape[d + 2] else _linear_matrix
-            f = along_axis(matrix(f.shape[d + 2], n, f), f, d + 2)
+            f = along_axis(_matrix(f.shape[d + 2], n, f, coarse), f, d + 2)
     return f
 
 
@@ -82,6 +79,12 @@ def fill_unknown(f: Tensor, known: Tensor, grid: Grid) -> Tensor:
     average = downsample(known * f, coarse) / share.clamp(min=1e-6)
     behind = upsample(fill_unknown(average, (share > 0.01).to(f.dtype), coarse), grid)
     return torch.where(known > 0.99, f, behind)
+
+
+def _matrix(n: int, m: int, like: Tensor, grid: Grid) -> Tensor:
+    """The weights (m, n) that take n points on a line to the grid's m: an average if they are fewer."""
+    make = _smoothing_matrix if m < n else _linear_matrix
+    return grid.constant((n, m), like, lambda: make(n, m, like))
 
 
 def _linear_matrix(n: int, m: int, like: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from metreg.checks import MetregError
-from metreg.flow.steps import ORDER, Transport
+from metreg.flow.steps import ORDER, transport_steps
 from metreg.grid import Grid
 from metreg.interpolate import sample
 
@@ -16,24 +16,27 @@ Integrator = Literal["rk4", "squaring"]
 RK4_REACH = 0.75 * 2 * math.sqrt(2)
 """RK4 with central differences is stable up to sum_d |v_d| dt / h_d = 2 sqrt 2; a quarter of it is kept as margin."""
 
-MOST_STEPS = 1000
-"""More would be needed only by a velocity that crosses some two thousand voxels: that is no registration."""
+FASTEST = 2000
+"""Grid cells crossed in unit time beyond which it is no registration."""
 
 
-def flow(v: Tensor, grid: Grid, *, integrator: Integrator = "rk4", steps: int = 10) -> Tensor:
+def flow(v: Tensor, grid: Grid, *, integrator: Integrator = "rk4", steps: int = 10, adapt: bool = True) -> Tensor:
     """phi_inv (B, D, *S) of velocity v (B, D, *S), at time 1. The forward map phi is flow(-v).
 
-    `steps` is the least number of RK4 steps, or of squarings; more are taken where stability or accuracy ask for them.
+    `steps` is the least number of RK4 steps, or of squarings; with `adapt`, more are taken where stability or accuracy ask
+    for them. Without it the caller sees to it that `reach` is above the `speed`.
     """
+    if adapt:
+        steps = max(steps, needed_steps(float(speed(v, grid)), integrator))
     if integrator == "squaring":
-        return exponentiate(v, grid, max(steps, needed_squarings(v, grid)))
-    return transport(grid.points(v).expand_as(v), v, grid, max(steps, needed_steps(v, grid)))
+        return exponentiate(v, grid, steps)
+    identity = grid.constant("identity", v, lambda: grid.points(v))
+    return transport(identity.expand_as(v), v, grid, steps)
 
 
 def transport(f: Tensor, v: Tensor, grid: Grid, steps: int, scheme: str = "rk4") -> Tensor:
     """f carried along v from time 0 to 1 in a fixed number of steps.  f (B, C, *S)."""
-    moved: Tensor = Transport.apply(f.contiguous(), v, grid, steps, ORDER[scheme])  # type: ignore[no-untyped-call]
-    return moved
+    return transport_steps(f, v, grid, steps, ORDER[scheme])
 
 
 def exponentiate(v: Tensor, grid: Grid, squarings: int) -> Tensor:
@@ -46,22 +49,20 @@ def exponentiate(v: Tensor, grid: Grid, squarings: int) -> Tensor:
     return x + u
 
 
-def speed(v: Tensor, grid: Grid) -> float:
-    """The largest sum_d |v_d| / h_d: grid cells crossed in unit time."""
-    return float((v.detach().abs() / grid.steps(v)).sum(1).max())
+def speed(v: Tensor, grid: Grid) -> Tensor:
+    """The largest sum_d |v_d| / h_d, grid cells crossed in unit time, as a tensor of no axes."""
+    return (v.detach().abs() / grid.steps(v)).sum(1).max()
 
 
-def needed_steps(v: Tensor, grid: Grid) -> int:
-    """The least number of RK4 steps that stays inside the stability limit."""
-    return _ceil(speed(v, grid) / RK4_REACH)
+def reach(steps: int, integrator: Integrator) -> float:
+    """The largest speed for which so many steps are enough: stable RK4 steps, or a first displacement of half a voxel."""
+    return steps * RK4_REACH if integrator == "rk4" else 2.0 ** (steps - 1)
 
 
-def needed_squarings(v: Tensor, grid: Grid) -> int:
-    """The least number of squarings whose first displacement stays below half a voxel."""
-    return _ceil(math.log2(max(2 * speed(v, grid), 1)))
-
-
-def _ceil(x: float) -> int:
-    if not x < MOST_STEPS:  # so also where x is not a number
+def needed_steps(fastest: float, integrator: Integrator) -> int:
+    """The least number of steps whose reach is `fastest`."""
+    if not fastest < FASTEST:  # so also where it is not a number
         raise MetregError("the velocity is huge or not finite: the optimisation diverged; lower solve.learning_rate")
-    return max(1, math.ceil(x))
+    if integrator == "squaring":
+        return max(1, math.ceil(math.log2(max(2 * fastest, 1))))
+    return max(1, math.ceil(fastest / RK4_REACH))

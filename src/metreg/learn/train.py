@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from torch import Tensor
 
 from metreg.checks import MetregError
 from metreg.config import Settings
-from metreg.energy import Energy, Objective, Scene
+from metreg.energy import Energy, Objective, Point, Scene
 from metreg.grid import Grid
 from metreg.interpolate import downsample
+from metreg.kernels.replay import Replay
 from metreg.learn.checkpoint import Progress, load_checkpoint, named, read_checkpoint, save_checkpoint, under
 from metreg.learn.momenta import Home, Momenta, choose_home
 from metreg.metric.gaussian import make_gaussians
@@ -25,7 +27,7 @@ from metreg.metric.learned import LearnedMetric
 from metreg.metric.multi_gaussian import MultiGaussian, border_window
 from metreg.similarity import make_similarity
 from metreg.solve.multiscale import map_grid_of
-from metreg.solve.optimise import clip_each, nesterov_step
+from metreg.solve.optimise import TimeSteps, clip_each, nesterov_step
 
 GLOBAL, LOCAL = 0, 1
 """The two stages."""
@@ -71,7 +73,13 @@ def train(
 
     `first_stage`, the folder of a run on the same pairs, gives the momenta with which the second stage begins.
     """
-    training = _Training(pairs, settings, run, device, home)
+    with torch.backends.cudnn.flags(deterministic=True, allow_tf32=False):
+        return _train(_Training(pairs, settings, run, device, home), resume, first_stage, on_epoch)
+
+
+def _train(
+    training: _Training, resume: bool, first_stage: Path | None, on_epoch: Callable[[dict[str, Any]], None]
+) -> tuple[LearnedMetric, Progress]:
     if resume:
         training.load()
     elif first_stage is not None:
@@ -79,7 +87,7 @@ def train(
     for stage in (GLOBAL, LOCAL):
         if training.progress.stage > stage:
             continue
-        while training.progress.epoch < settings.train.epochs[stage]:
+        while training.progress.epoch < training.settings.train.epochs[stage]:
             record = training.epoch(stage)
             training.save(record)
             on_epoch(record)
@@ -103,6 +111,7 @@ class _Training:
         self.buffers = {name: torch.zeros_like(p) for name, p in self.model.network.named_parameters()}
         self.best = self._network_copy()
         self.progress = Progress()
+        self.work: dict[tuple[int, int], _Work] = {}
         count, shape = len(pairs.source), (pairs.grid.dim, *self.map_grid.shape)
         home = home or choose_home(count, shape, device, settings.train.memory_gb)
         self.momenta = Momenta(run, count, shape, home=home, device=device)
@@ -112,26 +121,18 @@ class _Training:
         self.tau = border_window(self.map_grid, settings.metric.window, like) if settings.metric.window else None
         similarity = make_similarity(settings.similarity)
         self.objective = Objective(similarity, settings.flow, settings.solve.regularity)
+        self.time_steps = TimeSteps(settings.flow, like)
+        self.rate_scale, self.sums = torch.ones((), device=device), torch.zeros(len(Energy._fields), device=device)
 
     def epoch(self, stage: int) -> dict[str, Any]:
         """Every pair once: random batches, a few steps on each. The mean energy by term, and how long it took."""
         start = time.perf_counter()
-        sums: list[Tensor] = []
+        self.rate_scale.fill_(self.progress.rate_scale)
+        self.sums.zero_()
         self.model.train(stage == LOCAL)
         for batch in self._batches():
-            m, buffer = self.momenta.take(batch)
-            scene = self.pairs.scene(batch, self.map_grid, self.device)
-            small = downsample(scene.source, self.map_grid)
-            gamma = self.model.edges(small, self.map_grid)
-            for _ in range(self.settings.train.steps):
-                m.requires_grad_()
-                terms = self._energy(stage, m, scene, small, gamma)
-                terms.total().sum().backward()
-                self._step(stage, m, buffer)
-                sums.append(torch.stack(tuple(terms)).detach().sum(1))
-                m = m.detach()
-            self.momenta.put(batch, m, buffer)
-        means = torch.stack(sums).sum(0) / (len(self.pairs.source) * self.settings.train.steps)
+            self._descend(stage, batch)
+        means = self.sums / (len(self.pairs.source) * self.settings.train.steps)
         record: dict[str, Any] = dict(zip(Energy._fields, means.tolist(), strict=True))
         seconds = time.perf_counter() - start
         return {
@@ -144,30 +145,63 @@ class _Training:
             "pairs_per_second": len(self.pairs.source) / seconds,
         }
 
-    def _energy(self, stage: int, m: Tensor, scene: Scene, small: Tensor, gamma: Tensor) -> Energy:
-        if stage == GLOBAL:
-            metric = MultiGaussian(self.gaussians, self.model.set_point, self.tau)  # type: ignore[arg-type]
-            return self.objective(m, metric, scene)
-        weights = self.model.weights(small, self.map_grid, m.detach())
-        metric = MultiGaussian(self.gaussians, weights.w, self.tau)
-        return self.objective(m, metric, scene, self.model.penalties(weights, gamma, self.map_grid))
+    def _descend(self, stage: int, batch: Tensor) -> None:
+        """A few steps on a batch; all over again if the flow turned out to be too fast for its time steps."""
+        while True:
+            work = self._work_for(stage, len(batch))
+            work.begin(self.pairs.scene(batch, self.map_grid, self.device), *self.momenta.take(batch))
+            before = [tensor.clone() for tensor in self._shared()]
+            for _ in range(self.settings.train.steps):
+                work.step()
+            if not self.time_steps.were_too_few():
+                self.momenta.put(batch, work.m, work.buffer)
+                return
+            self.work.clear()
+            for tensor, kept in zip(self._shared(), before, strict=True):
+                tensor.copy_(kept)
 
-    def _step(self, stage: int, m: Tensor, buffer: Tensor) -> None:
+    def _shared(self) -> list[Tensor]:
+        """What a step changes beside the momenta."""
+        return [*self._network_state().values(), *self.buffers.values(), self.sums]
+
+    def _work_for(self, stage: int, size: int) -> _Work:
+        """The tensors on which batches of one size are worked, and one step on them."""
+        if (stage, size) not in self.work:
+            work = _Work(self.pairs, self.map_grid, self.model, size, self.device)
+            work.step = Replay(partial(self._step, stage, work), self.device)
+            self.work[stage, size] = work
+        return self.work[stage, size]
+
+    def _step(self, stage: int, work: _Work) -> None:
         """Move the momenta, each clipped for itself, and in the second stage the network, clipped as a whole."""
-        train = self.settings.train
-        assert m.grad is not None
-        clip_each(m.grad, train.clip)
-        rate = train.momentum_rate * self.progress.rate_scale
-        nesterov_step(m, buffer, m.grad, rate=rate, momentum=train.momentum)
+        train, network = self.settings.train, dict(self.model.network.named_parameters())
+        terms, speed = self._energy(stage, work)
+        moving = [work.m] if stage == GLOBAL else [work.m, *network.values()]
+        gradient, *shared = torch.autograd.grad(terms.total().sum(), moving)
+        self.time_steps.see(speed)
+        with torch.no_grad():
+            self.sums.add_(torch.stack(tuple(terms)).sum(1))
+            clip_each(gradient, train.clip)
+            rate = train.momentum_rate * self.rate_scale
+            nesterov_step(work.m, work.buffer, gradient, rate=rate, momentum=train.momentum)
+            if stage == GLOBAL:
+                return
+            norm = torch.stack([part.norm() for part in shared]).norm()
+            shorten = (train.clip / norm.clamp(min=1e-30)).clamp(max=1)
+            rate = train.network_rate * self.rate_scale
+            for (name, p), part in zip(network.items(), shared, strict=True):
+                decayed = shorten * part + train.weight_decay * p
+                nesterov_step(p, self.buffers[name], decayed, rate=rate, momentum=train.momentum)
+
+    def _energy(self, stage: int, work: _Work) -> Point:
+        steps = self.time_steps.count
         if stage == GLOBAL:
-            return
-        torch.nn.utils.clip_grad_norm_(self.model.network.parameters(), train.clip)
-        rate = train.network_rate * self.progress.rate_scale
-        for name, p in self.model.network.named_parameters():
-            assert p.grad is not None
-            gradient = p.grad + train.weight_decay * p.detach()
-            nesterov_step(p, self.buffers[name], gradient, rate=rate, momentum=train.momentum)
-            p.grad = None
+            metric = MultiGaussian(self.gaussians, self.model.set_point, self.tau)
+            return self.objective.at(work.m, metric, work.scene, steps=steps)
+        weights = self.model.weights(work.small, self.map_grid, work.m.detach())
+        metric = MultiGaussian(self.gaussians, weights.w, self.tau)
+        penalties = self.model.penalties(weights, work.gamma, self.map_grid)
+        return self.objective.at(work.m, metric, work.scene, penalties, steps=steps)
 
     def save(self, record: dict[str, Any]) -> None:
         """After an epoch: the schedule, the best network, the log, the momenta, and last of all the checkpoint."""
@@ -175,6 +209,7 @@ class _Training:
         if not torch.isfinite(torch.tensor(record["total"])):
             raise MetregError("training: the energy is not finite; lower train.momentum_rate or train.network_rate")
         progress.epoch += 1
+        progress.time_steps = self.time_steps.count
         progress.history.append(record)
         progress.plateau(record["total"], factor=train.plateau_factor, patience=train.plateau_patience)
         if record["stage"] == LOCAL + 1 and record["total"] < progress.best_energy:
@@ -198,6 +233,7 @@ class _Training:
         self.momenta.load(progress.generation)
         self.momenta.reset_buffers()
         self.progress.generation = progress.generation
+        self.time_steps.count = progress.time_steps
         self.progress.next_stage()
 
     def load(self) -> None:
@@ -207,11 +243,41 @@ class _Training:
         for name, tensor in under("buffer", tensors).items():
             self.buffers[name].copy_(tensor)
         self.generator.set_state(tensors["generator"])
+        self.time_steps.count = self.progress.time_steps
         self.momenta.load(self.progress.generation)
 
     def _batches(self) -> Iterator[Tensor]:
         order = torch.randperm(len(self.pairs.source), generator=self.generator)
         yield from order.split(self.settings.train.batch)
 
+    def _network_state(self) -> dict[str, Tensor]:
+        return self.model.network.state_dict()
+
     def _network_copy(self) -> dict[str, Tensor]:
-        return {name: tensor.detach().clone() for name, tensor in self.model.network.state_dict().items()}
+        return {name: tensor.clone() for name, tensor in self._network_state().items()}
+
+
+class _Work:
+    """The tensors of one batch. Batches of one size take turns in them, so that a step on them can be replayed."""
+
+    step: Replay
+
+    def __init__(self, pairs: TrainingPairs, map_grid: Grid, model: LearnedMetric, size: int, device: torch.device) -> None:
+        self.model = model
+        self.scene = pairs.scene(torch.zeros(size, dtype=torch.long), map_grid, device)
+        self.small = downsample(self.scene.source, map_grid)
+        self.gamma = model.edges(self.small, map_grid)
+        self.m = torch.zeros(size, map_grid.dim, *map_grid.shape, device=device, requires_grad=True)
+        self.buffer = torch.zeros_like(self.m, requires_grad=False)
+
+    @torch.no_grad()
+    def begin(self, scene: Scene, m: Tensor, buffer: Tensor) -> None:
+        """Take in a batch."""
+        for mine, given in ((self.scene.source, scene.source), (self.scene.target, scene.target)):
+            mine.copy_(given)
+        if self.scene.mask is not None and scene.mask is not None:
+            self.scene.mask.copy_(scene.mask)
+        self.small.copy_(downsample(scene.source, scene.map_grid))
+        self.gamma.copy_(self.model.edges(self.small, scene.map_grid))
+        self.m.copy_(m)
+        self.buffer.copy_(buffer)

@@ -70,5 +70,8 @@ class LearnedMetric(nn.Module):
         return edge_weight(self._smooth(source, grid, EDGE_SMOOTHING), grid)
 
     def _smooth(self, f: Tensor, grid: Grid, sigma: float) -> Tensor:
-        gaussians = make_gaussians(grid, torch.tensor([sigma], dtype=f.dtype, device=f.device), self.metric.realisation)
+        kind = self.metric.realisation
+        gaussians = grid.constant(
+            (kind, sigma), f, lambda: make_gaussians(grid, torch.tensor([sigma], dtype=f.dtype, device=f.device), kind)
+        )
         return gaussians.each(f[:, None])[:, 0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -17,19 +19,32 @@ def default_weights(sigma: Tensor) -> Tensor:
 class MultiGaussian:
     """v = tau K (tau m), K m = sum_i sqrt(w_i) G_i * (sqrt(w_i) m): symmetric and positive for any weights w >= 0.
 
-    `w` is (N,) for the global metric, (B, N, *S) for the local one; `tau` (*S) is the border window, None for no window.
+    `w` is (N,) for the global metric, (B, N, *S) for the local one, or a function of the momentum that gives such weights;
+    `tau` (*S) is the border window, None for no window.
     """
 
-    def __init__(self, gaussians: Gaussians, w: Tensor, tau: Tensor | None = None) -> None:
-        self.gaussians, self.w, self.tau = gaussians, w, tau
+    def __init__(self, gaussians: Gaussians, w: Tensor | Callable[[Tensor], Tensor], tau: Tensor | None = None) -> None:
+        self.gaussians, self.weights, self.tau = gaussians, w, tau
+
+    @property
+    def w(self) -> Tensor:
+        assert isinstance(self.weights, Tensor), "these weights depend on the momentum: ask `at(m)`"
+        return self.weights
+
+    def at(self, m: Tensor) -> MultiGaussian:
+        """The metric with the weights that it has at momentum m. No gradient flows through that dependence."""
+        if isinstance(self.weights, Tensor):
+            return self
+        return MultiGaussian(self.gaussians, self.weights(m.detach()), self.tau)
 
     def sharp(self, m: Tensor) -> Tensor:
+        w = self.at(m).w
         if self.tau is not None:
             m = self.tau * m
-        if self.w.dim() == 1:
-            v = self.gaussians.mixed(m, self.w)
+        if w.dim() == 1:
+            v = self.gaussians.mixed(m, w)
         else:
-            root = self.w.sqrt().unsqueeze(2)  # (B, N, 1, *S): the same weights for every component of m
+            root = w.sqrt().unsqueeze(2)  # (B, N, 1, *S): the same weights for every component of m
             v = (root * self.gaussians.each(root * m.unsqueeze(1))).sum(1)
         return v if self.tau is None else self.tau * v
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ from metreg.solve.multiscale import Level, levels
 from metreg.solve.optimise import minimise
 from metreg.solve.result import Record, Registration
 
+WeightsOf = Callable[..., Tensor]
+"""`(m, grid=...)`: from a momentum and its grid to the weights (B, N, *S) there."""
+
 
 def register_pair(
     source: Tensor,
@@ -29,16 +33,17 @@ def register_pair(
     grid: Grid,
     settings: Settings,
     *,
-    weights: Tensor | None = None,
+    weights: Tensor | WeightsOf | None = None,
     mask: Tensor | None = None,
     start: Tensor | None = None,
     on_iteration: Callable[[Record], None] = lambda record: None,
 ) -> Registration:
     """Find the momentum m whose flow takes the source onto the target.  source, target (B, 1, *S) on `grid`.
 
-    `weights` (B, N, *S), on any grid of the same box, make the metric local; without them it is the global one of the
-    settings. `mask` (B, 1, *S) says where the images are compared, `start` (B, D, *S) where the search begins. Pairs of a
-    batch do not see each other with the optimiser `sgd`; the others work on the sum of their energies.
+    `weights` (B, N, *S), on any grid of the same box, or a function that finds them from the momentum, make the metric
+    local; without them it is the global one of the settings. `mask` (B, 1, *S) says where the images are compared, `start`
+    (B, D, *S) where the search begins. Pairs of a batch do not see each other with the optimiser `sgd`; the others work on
+    the sum of their energies.
     """
     check_field("source", source, grid, channels=1)
     check_field("target", target, grid, channels=1)
@@ -63,12 +68,13 @@ def register_pair(
 
     assert m is not None
     with torch.no_grad():
+        metric = metric.at(m)
         final = {name: float(value.sum()) for name, value in objective(m, metric, scene)._asdict().items()}
         phi_inv, phi = maps_of(m, metric, scene.map_grid, settings.flow)
     return Registration(m, metric, phi_inv, phi, scene.map_grid, history, final)
 
 
-def _passes(level: Level, weights: Tensor | None) -> list[tuple[Tensor | None, int]]:
+def _passes(level: Level, weights: Tensor | WeightsOf | None) -> list[tuple[Tensor | WeightsOf | None, int]]:
     """What is done at a level, weights and iterations: with a local metric, the global one may go first."""
     if weights is None or level.local_iterations is None:
         return [(weights, level.iterations)]
@@ -89,11 +95,15 @@ def maps_of(m: Tensor, metric: MultiGaussian, grid: Grid, settings: FlowSettings
     return phi_inv, invert(phi_inv, grid, start=reverse)
 
 
-def make_metric(grid: Grid, settings: MetricSettings, *, like: Tensor, weights: Tensor | None = None) -> MultiGaussian:
+def make_metric(
+    grid: Grid, settings: MetricSettings, *, like: Tensor, weights: Tensor | WeightsOf | None = None
+) -> MultiGaussian:
     """The metric on `grid`, in the dtype and on the device of `like`; `weights` (B, N, *S') may come on a finer grid."""
     sigma = torch.tensor(settings.sigma, dtype=like.dtype, device=like.device)
     tau = border_window(grid, settings.window, like) if settings.window else None
     gaussians = make_gaussians(grid, sigma, settings.realisation)
+    if callable(weights):
+        return MultiGaussian(gaussians, partial(weights, grid=grid), tau)
     if weights is not None:
         if weights.shape[1] != len(sigma):
             raise MetregError(f"weights: wanted {len(sigma)} of them, one for each metric.sigma, got {weights.shape[1]}")

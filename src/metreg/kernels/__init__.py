@@ -1,0 +1,38 @@
+"""Fast paths. Each has a plain-torch twin elsewhere, which is its oracle and the path where no fast one exists."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+
+class TransportKernels(Protocol):
+    """f carried by Taylor steps of z = -dt v / (2 h), and the way back. Fields are (B, C, *S), contiguous."""
+
+    def forward(self, f: Tensor, z: Tensor, steps: int, order: int) -> tuple[Tensor, Tensor]:
+        """The map after all steps, and the maps at the start of each, (steps, B, C, *S)."""
+
+    def backward(self, starts: Tensor, z: Tensor, p: Tensor, order: int) -> tuple[Tensor, Tensor]:
+        """The gradients towards f and z of <p, forward(f, z)>."""
+
+
+def transport_kernels(f: Tensor) -> TransportKernels | None:
+    """The kernels for tensors like f, if there are any."""
+    if f.device.type == "cpu" and _has("numba") and f.dtype in (torch.float32, torch.float64):
+        from metreg.kernels import cpu
+
+        return cast(TransportKernels, cpu)
+    if f.device.type == "cuda" and _has("triton") and f.dtype == torch.float32:
+        from metreg.kernels import gpu
+
+        return cast(TransportKernels, gpu)
+    return None
+
+
+@cache
+def _has(package: str) -> bool:
+    return find_spec(package) is not None
