@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
 from metreg.checks import MetregError
-
-if TYPE_CHECKING:
-    from metreg.solve.result import Record
+from metreg.terminal import show_epochs, show_iterations, show_steps, summary_lines
 
 app = typer.Typer(
     name="metreg",
@@ -100,7 +96,7 @@ def register(
     for path in given:
         if path is not None and path.name in NAMES and path.resolve().parent == out.resolve():
             raise MetregError(f"output: {path} is an input and would be replaced; choose another folder")
-    with _progress(quiet, settings.solve.iterations) as on_iteration:
+    with show_iterations(quiet, settings.solve.iterations) as on_iteration:
         result = pipeline.register(
             moving,
             fixed,
@@ -120,7 +116,7 @@ def register(
     if as_json:
         typer.echo(told)
     elif not quiet:
-        for line in _summary_lines(json.loads(told), out):
+        for line in summary_lines(json.loads(told), out):
             typer.echo(line)
 
 
@@ -166,6 +162,115 @@ def apply(
 
 
 @app.command()
+def train(
+    pairs_or_folder: Annotated[
+        Path, typer.Argument(metavar="PAIRS.csv|FOLDER", help="A table of pairs, or images.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the run.", show_default=False)],
+    pairs: Annotated[
+        str | None, typer.Option(help="Of a FOLDER: all ordered pairs, or random:N.", show_default="all")
+    ] = None,
+    template: Annotated[
+        Path | None, typer.Option(help="What images are aligned to.", show_default="the first fixed image")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="default, paper2d or paper3d.", show_default="default")] = None,
+    affine: Annotated[
+        bool | None, typer.Option("--affine/--no-affine", help="Align linearly first.", show_default="affine")
+    ] = None,
+    licence: Annotated[str, typer.Option(help="What the metric file says of its licence.")] = "not stated",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    config: Config = None,
+    changes: Changes = None,
+    device: Device = "auto",
+    seed: Seed = None,
+    quiet: Quiet = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Learn a metric from pairs of images: OUT/metric.safetensors.
+
+    PAIRS.csv has the columns moving and fixed, and perhaps moving_mask and fixed_mask; paths are relative to it.
+
+    Example: metreg train pairs.csv -o run && metreg register a.nii.gz b.nii.gz --metric run/metric.safetensors -o out
+    """
+    from metreg.checks import pick_device
+    from metreg.config import make_settings
+    from metreg.data.datasets import find_pairs
+    from metreg.data.whole import check_output
+
+    settings = make_settings(preset, config=config, changes=_with(changes, seed=seed, affine=affine))
+    if not resume:
+        check_output(out, overwrite=overwrite)
+    files = find_pairs(pairs_or_folder, choose=pairs, seed=settings.seed)
+    on_device = pick_device(device)
+    from metreg.training import train_metric
+
+    with show_epochs(quiet, settings.train.epochs) as (tell, on_epoch):
+        metric = train_metric(
+            files,
+            out,
+            settings,
+            device=on_device,
+            template=template,
+            licence=licence,
+            resume=resume,
+            overwrite=overwrite,
+            tell=tell,
+            on_epoch=on_epoch,
+        )
+    if as_json:
+        typer.echo(json.dumps(metric.summary))
+    elif not quiet:
+        terms = ", ".join(f"{name} {value:.4g}" for name, value in metric.summary["energy"].items() if value)
+        typer.echo(f"mean energy: {terms}")
+        typer.echo(
+            f"{metric.summary['seconds']:.0f} s. The metric is {out / 'metric.safetensors'}, see {out / 'report.html'}"
+        )
+
+
+@app.command()
+def reproduce(
+    experiment: Annotated[Literal["synthetic2d"], typer.Argument(help="Which experiment.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.", show_default=False)],
+    quick: Annotated[bool, typer.Option("--quick", help="A reduced run, for two CPU cores.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    config: Config = None,
+    changes: Changes = None,
+    device: Device = "auto",
+    seed: Seed = None,
+    quiet: Quiet = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment of the paper: its figures, its tables, and which of its claims held.
+
+    synthetic2d learns metrics from rings whose true maps are known. In full, three seeds, it wants a GPU.
+    """
+    from metreg.checks import pick_device
+    from metreg.config import make_settings
+    from metreg.data.whole import check_output, clear_folder
+
+    settings = make_settings(None if config else "paper2d", config=config, changes=_with(changes, seed=seed))
+    if not resume:
+        check_output(out, overwrite=overwrite)
+    on_device = pick_device(device)
+    from metreg.reproduce.rings_report import NAMES
+    from metreg.reproduce.rings_report import reproduce as run
+
+    if not resume:
+        clear_folder(out, NAMES)
+    with show_steps(quiet, f"reproducing {experiment}") as tell:
+        summary = run(out, settings, quick=quick, device=on_device, resume=resume, tell=tell)
+    if as_json:
+        typer.echo(json.dumps(summary))
+    elif not quiet:
+        typer.echo((out / "table.md").read_text(encoding="utf-8"))
+        for claim, held in summary["claims"].items():
+            typer.echo(f"{'held' if held else 'DID NOT HOLD':<13}{claim}")
+        typer.echo(f"See {out / 'report.html'}")
+
+
+@app.command()
 def synth(
     out: Annotated[Path, typer.Argument(help="Folder for the pairs.", show_default=False)],
     pairs: Annotated[int, typer.Option(min=1, help="How many.")] = 10,
@@ -184,7 +289,7 @@ def synth(
     pick_device(device)
     from metreg.synth import write_rings
 
-    with _status(quiet) as tell:
+    with show_steps(quiet, "drawing") as tell:
         write_rings(out, pairs=pairs, seed=settings.seed, overwrite=overwrite, tell=lambda done: tell(f"{done}/{pairs}"))
     if not quiet:
         typer.echo(f"wrote {pairs} pairs, see {out / 'pairs.csv'}")
@@ -210,7 +315,7 @@ def demo(
     check_output(out, overwrite=overwrite)
     from metreg.demo import run_demo
 
-    with _status(quiet) as tell:
+    with show_steps(quiet, "learning and registering") as tell:
         result = run_demo(out, settings, device=pick_device(device), overwrite=overwrite, tell=tell)
     if as_json:
         typer.echo(json.dumps({"errors_px": result.errors, "folds": result.folds, "seconds": result.seconds}))
@@ -231,7 +336,7 @@ def main() -> None:
     except MetregError as error:
         _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):
-        sys.stderr.write("metreg: interrupted; nothing was written\n")
+        sys.stderr.write("metreg: interrupted; no results were written (train and reproduce go on with --resume)\n")
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -253,54 +358,3 @@ def _with(
     if affine is not None:
         more.append(f"affine.kind={'affine' if affine else 'none'}")
     return more
-
-
-@contextmanager
-def _progress(quiet: bool, iterations: Any) -> Iterator[Callable[[Record], None]]:
-    """A progress bar with level, iteration and each energy term."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda record: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(10), TextColumn("{task.fields[energy]}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("reading, aligning", total=None, energy="")
-
-        def show(record: Record) -> None:
-            terms = "  ".join(f"{name} {value:.4g}" for name, value in record.terms.items() if value)
-            progress.update(
-                task,
-                description=f"level {record.level + 1}/{len(iterations)}, iteration {record.iteration}",
-                completed=record.iteration,
-                total=iterations[record.level],
-                energy=terms,
-            )
-
-        yield show
-
-
-@contextmanager
-def _status(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A spinner, and a line for every step that is done."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda line: None
-        return
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    with console.status("learning and registering"):
-        yield lambda line: console.print(f"  {line}", highlight=False)
-
-
-def _summary_lines(summary: dict[str, Any], out: Path) -> Iterator[str]:
-    seconds = sum(summary["seconds"].values())
-    terms = ", ".join(f"{name} {value:.4g}" for name, value in summary["energy"].items() if value)
-    yield f"energy: {terms}"
-    if "overlap" in summary:
-        before, after = (summary["overlap"][when]["target_overlap"] for when in ("before", "after"))
-        yield f"target overlap: {before:.4f} before (affine), {after:.4f} after"
-    certified = "certified invertible" if summary["certificate"]["holds"] else "not certified invertible"
-    yield f"folds: {summary['folds']}, {certified}"
-    yield f"{seconds:.1f} s. Results are in {out}, see {out / 'report.html'}"

@@ -274,6 +274,14 @@ def make_settings(
         raise MetregError(_explain(error, config)) from None
 
 
+def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """The same settings but for some, named by dotted keys."""
+    values = settings.model_dump()
+    for key, value in changes.items():
+        values = _merge(values, _nest(key, value))
+    return Settings.model_validate(values)
+
+
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from metreg.checks import MetregError, pick_device
 from metreg.config import Settings, make_settings
@@ -21,12 +22,11 @@ from metreg.data.formats import Image
 from metreg.data.io import check_same_grid, match_planes, read_image, read_labels, read_mask, read_weights
 from metreg.data.pair import Pair, make_pair
 from metreg.evaluate.overlap import common_labels
-from metreg.interpolate import downsample
 from metreg.metric.store import MetricFile, load_metric
 from metreg.results import Result
 from metreg.solve.affine import align
 from metreg.solve.multiscale import map_grid_of
-from metreg.solve.register import register_pair
+from metreg.solve.register import WeightsOf, register_pair
 from metreg.solve.result import Record
 
 log = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ def register(
         moving_mask=source_mask,
         fixed_mask=target_mask,
         weights=local,
+        standard=() if learned is None else learned.intensity,
     )
     clock.lap("prepare")
     registration = register_pair(
@@ -138,20 +139,14 @@ def _open_metric(name: str) -> MetricFile | None:
         return None
     if not Path(name).is_file():
         raise MetregError(f"metric: unknown '{name}'; use global or a metric file")
-    learned = load_metric(Path(name))
-    if learned.model.network.momentum_input:
-        raise MetregError(f"metric: its network looks at the momentum, which only training can give it: {name}")
-    return learned
+    return load_metric(Path(name))
 
 
-@torch.no_grad()
-def predict_weights(learned: MetricFile, pair: Pair, settings: Settings) -> torch.Tensor:
-    """The weights (1, N, *S) that a learned metric gives the source, on the grid of the map."""
+def predict_weights(learned: MetricFile, pair: Pair, settings: Settings) -> Tensor | WeightsOf:
+    """The weights (1, N, *S) that a learned metric gives the source, or their function of the momentum."""
     if learned.model.dim != pair.grid.dim:
         raise MetregError(f"metric: it is for {learned.model.dim}-D images, these are {pair.grid.dim}-D")
-    grid = map_grid_of(pair.grid, settings.flow.map_factor)
-    model = learned.model.to(pair.source.device)
-    return model.weights(downsample(pair.source, grid), grid).w
+    return learned.model.to(pair.source.device).weights_of(pair.source, map_grid_of(pair.grid, settings.flow.map_factor))
 
 
 def _labels(source: Any, like: Image, role: str, meeting: Image | None = None) -> Image | None:

@@ -7,7 +7,7 @@ from conftest import centred, picture
 from metreg.config import make_settings
 from metreg.data.formats import Image
 from metreg.data.intensity import standardise
-from metreg.data.pair import content_length, domain_of, make_pair
+from metreg.data.pair import content_length, extended_box, make_pair
 from metreg.grid import is_orthogonal, transform_points
 
 
@@ -27,13 +27,13 @@ def test_standardised_intensities_lie_between_zero_and_one_whatever_the_outliers
 
 
 def test_enough_background_needs_no_margin() -> None:
-    shape, affine = domain_of(image_with(6), 6)
+    shape, affine = extended_box(image_with(6), 6)
     assert shape == (30, 32, 28)
     np.testing.assert_array_equal(affine, np.diag([2.0, 2.0, 2.0, 1.0]))
 
 
 def test_missing_background_is_added() -> None:
-    shape, affine = domain_of(image_with(2), 6)
+    shape, affine = extended_box(image_with(2), 6)
     assert shape == (38, 40, 36)
     np.testing.assert_allclose(transform_points(affine, np.array([[4.0, 4, 4]])), [[0, 0, 0]])
 
@@ -41,7 +41,7 @@ def test_missing_background_is_added() -> None:
 def test_a_sheared_image_gets_an_orthonormal_domain_that_covers_it() -> None:
     sheared = np.array([[2.0, 0.5, 0.1, -20], [0, 2, 0.3, 5], [0.1, 0, 2, 7], [0, 0, 0, 1]])
     image = image_with(6, sheared)
-    shape, affine = domain_of(image, 6)
+    shape, affine = extended_box(image, 6)
     assert is_orthogonal(affine) and not is_orthogonal(sheared)
     corners = np.array(np.meshgrid(*[(0.0, n - 1) for n in image.shape])).reshape(3, -1).T
     index = transform_points(np.linalg.inv(affine) @ sheared, corners)

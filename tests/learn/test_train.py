@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from helpers import random_field, taylor_slope
 from metreg.checks import MetregError
@@ -33,7 +34,7 @@ def some_pairs(count: int = 5) -> TrainingPairs:
     """Rings at a quarter of their resolution."""
     pairs = [ring_pair(torch.Generator().manual_seed(seed)) for seed in range(count)]
     source, target = (torch.cat([getattr(pair, name)[..., ::4, ::4] for pair in pairs]) for name in ("source", "target"))
-    return TrainingPairs(source, target, Grid.unit_cube((32, 32)))
+    return TrainingPairs.of(source, target, Grid.unit_cube((32, 32)))
 
 
 def short(**more: object) -> Settings:
@@ -121,7 +122,7 @@ def test_a_resume_with_other_settings_is_refused(tmp_path: Path) -> None:
 def test_images_of_unlike_size_are_refused() -> None:
     pairs = some_pairs(2)
     with pytest.raises(MetregError, match="images of one size"):
-        TrainingPairs(pairs.source, pairs.target[..., :20, :20], pairs.grid)
+        TrainingPairs.of(pairs.source, pairs.target[..., :20, :20], pairs.grid)
 
 
 def test_momenta_are_read_and_written_pair_by_pair(tmp_path: Path) -> None:
@@ -162,14 +163,8 @@ def test_the_whole_energy_passes_the_taylor_test_in_network_and_momenta(what: st
     def energy(theta: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
         shapes = [p.shape for p in model.network.parameters()]
         parts = {n: t.view(s) for n, t, s in zip(names, theta.split(sizes), shapes, strict=True)}
-        original = model.network.forward
-        model.network.forward = lambda f, k=None: torch.func.functional_call(  # type: ignore[method-assign]
-            model.network.layers, {n.removeprefix("layers."): t for n, t in parts.items()}, ((f - 0.5) / 2,)
-        )
-        try:
+        with nn.utils.stateless._reparametrize_module(model.network, parts):
             weights = model.weights(small, map_grid)
-        finally:
-            model.network.forward = original  # type: ignore[method-assign]
         kernel = MultiGaussian(gaussians, weights.w)
         return objective(m, kernel, scene, model.penalties(weights, gamma, map_grid)).total().sum()
 

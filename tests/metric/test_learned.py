@@ -112,7 +112,7 @@ def test_gradients() -> None:
 def test_the_network_is_the_papers(dim: int) -> None:
     network = WeightNetwork(dim, 4, NetworkSettings())
     kinds = [type(layer).__name__ for layer in network.layers]
-    assert kinds == [f"Conv{dim}d", f"BatchNorm{dim}d", "LeakyReLU", f"Conv{dim}d", f"BatchNorm{dim}d"]
+    assert kinds == [f"Conv{dim}d", "BatchNorm1d", "LeakyReLU", f"Conv{dim}d", "BatchNorm1d"]
     assert sum(p.numel() for p in network.parameters()) == 20 * 5**dim + 2 * 20 + 20 * 4 * 5**dim + 2 * 4
     assert network.layers[-1].weight.unique().item() == pytest.approx(0.025)
     assert network(torch.rand(2, 1, *(9, 8, 7)[:dim])).shape == (2, 4, *(9, 8, 7)[:dim])

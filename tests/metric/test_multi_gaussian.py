@@ -48,9 +48,8 @@ def test_sharp_is_symmetric_and_positive(kind: str, realisation: str, dim: int) 
 @pytest.mark.parametrize("realisation", ["fourier", "separable"])
 def test_the_local_kernel_is_positive_definite(realisation: str) -> None:
     grid = Grid((6, 5), (0.05, 0.06))
-    metric = metric_on(grid, realisation, local_weights(grid), window=0)
     basis = torch.eye(30, dtype=torch.float64).view(30, 1, 6, 5)
-    metric.w = metric.w.expand(30, -1, -1, -1)
+    metric = metric_on(grid, realisation, local_weights(grid).expand(30, -1, -1, -1), window=0)
     assert torch.linalg.eigvalsh(metric.sharp(basis).reshape(30, 30)).min() > 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,13 +13,10 @@ from torch import Tensor
 from metreg.checks import MetregError
 from metreg.config import Settings
 from metreg.data.formats import Image
-from metreg.data.intensity import standardise
+from metreg.data.intensity import BACKGROUND, standardise
 from metreg.data.transforms import Affine, Transform, sample_at
 from metreg.grid import Array, Grid, is_orthogonal, transform_points, voxel_size, world_points
 from metreg.interpolate import fill_unknown
-
-BACKGROUND = 0.02
-"""Standardised intensities below this are background."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,26 +43,15 @@ def make_pair(
     moving_mask: Image | None = None,
     fixed_mask: Image | None = None,
     weights: Image | None = None,
+    standard: Sequence[float] = (),
 ) -> Pair:
-    """Both images on the domain of the fixed one. `affine` takes fixed world points to moving world points."""
-    shape, domain = domain_of(fixed, math.ceil(settings.metric.window / settings.flow.map_factor))
-    grid = (
-        Grid.unit_cube(shape, domain)
-        if settings.unit_cube
-        else Grid.of_image(shape, domain, settings.length_mm or content_length(fixed))
-    )
-    here = Image(np.empty(shape, dtype=np.uint8), domain, "domain")
+    """Both images on the domain of the fixed one. `affine` takes fixed world points to moving world points.
 
-    def bring(image: Image, mask: Image | None, matrix: Array) -> tuple[Tensor, Tensor]:
-        """An image on the domain, carried on beyond what is known of it, and where that is."""
-        there, seen = Transform((Affine(matrix),)), None if mask is None else mask.values
-        known = image.with_values(np.ones(image.shape, dtype=np.float32) if seen is None else seen)
-        values = image.with_values(standardise(image.values, seen))
-        f, k = (torch.from_numpy(there.resample(part, here))[None, None].to(device) for part in (values, known))
-        return fill_unknown(f, k, grid), k
-
-    source, source_known = bring(moving, moving_mask, affine)
-    target, target_known = bring(fixed, fixed_mask, np.eye(fixed.dim + 1))
+    `standard` is the quantile function to which intensities are matched; without one, each image by its own range.
+    """
+    grid = domain_of(fixed, settings)
+    source, source_known = bring(moving, moving_mask, affine, grid, device, standard)
+    target, target_known = bring(fixed, fixed_mask, np.eye(fixed.dim + 1), grid, device, standard)
     mask = source_known * target_known
     if not bool(mask.any()):
         raise MetregError(f"images do not overlap after the alignment: {moving.name}, {fixed.name}; check their headers")
@@ -73,8 +60,23 @@ def make_pair(
         target=target,
         grid=grid,
         mask=None if bool((mask == 1).all()) else mask,
-        weights=None if weights is None else _bring_weights(weights, here, affine, device),
+        weights=None if weights is None else _bring_weights(weights, grid, affine, device),
     )
+
+
+def bring(
+    image: Image, mask: Image | None, matrix: Array, grid: Grid, device: torch.device, standard: Sequence[float] = ()
+) -> tuple[Tensor, Tensor]:
+    """An image on the grid, standardised and carried on beyond what is known of it, and where that is, (1, 1, *S) both.
+
+    `matrix` takes world points of the grid to world points of the image.
+    """
+    here = Image(np.empty(grid.shape, dtype=np.uint8), grid.affine, "domain")
+    there, seen = Transform((Affine(matrix),)), None if mask is None else mask.values
+    known = image.with_values(np.ones(image.shape, dtype=np.float32) if seen is None else seen)
+    values = image.with_values(standardise(image.values, seen, standard))
+    f, k = (torch.from_numpy(there.resample(part, here))[None, None].to(device) for part in (values, known))
+    return fill_unknown(f, k, grid), k
 
 
 def content_box(image: Image) -> tuple[Array, Array]:
@@ -91,7 +93,15 @@ def content_length(image: Image) -> float:
     return float(((last - first + 1) * voxel_size(image.affine)).max())
 
 
-def domain_of(fixed: Image, width: int) -> tuple[tuple[int, ...], Array]:
+def domain_of(fixed: Image, settings: Settings) -> Grid:
+    """The grid on which images are registered to the fixed one: wide enough for the border window to lie on background."""
+    shape, affine = extended_box(fixed, math.ceil(settings.metric.window / settings.flow.map_factor))
+    if settings.unit_cube:
+        return Grid.unit_cube(shape, affine)
+    return Grid.of_image(shape, affine, settings.length_mm or content_length(fixed))
+
+
+def extended_box(fixed: Image, width: int) -> tuple[tuple[int, ...], Array]:
     """Shape and affine of the orthonormal grid that covers the fixed image, its own voxels if it can be.
 
     Voxels are added where fewer than `width` of background lie between what the image shows and its border.
@@ -114,10 +124,10 @@ def domain_of(fixed: Image, width: int) -> tuple[tuple[int, ...], Array]:
     return tuple(int(n) for n in last - first + 1), affine
 
 
-def _bring_weights(weights: Image, here: Image, affine: Array, device: torch.device) -> Tensor:
+def _bring_weights(weights: Image, grid: Grid, affine: Array, device: torch.device) -> Tensor:
     """Weights (*S, N), given where the moving image is, on the domain; the outermost ones go on beyond their border."""
-    points = transform_points(affine, world_points(here.shape, here.affine))
+    points = transform_points(affine, world_points(grid.shape, grid.affine))
     index = transform_points(np.linalg.inv(weights.affine), points).clip(0, np.array(weights.shape) - 1)
     values = np.moveaxis(weights.values, -1, 0).astype(np.float32)
     found = sample_at(values, np.eye(len(affine)), index)
-    return torch.from_numpy(found.reshape(-1, *here.shape))[None].to(device)
+    return torch.from_numpy(found.reshape(-1, *grid.shape))[None].to(device)

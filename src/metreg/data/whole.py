@@ -80,6 +80,12 @@ def _temporary_folder(path: Path, parent: Path) -> Iterator[Path]:
                 folder.rmdir()
 
 
+def clear_folder(path: Path, names: frozenset[str]) -> None:
+    """Take away what an earlier run wrote there under these names; all else is left alone."""
+    for name in names:
+        _remove(path / name)
+
+
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from metreg.config import Settings
+from metreg.data.tensors import read_tensors, write_tensors
+from metreg.data.whole import whole_file
 from metreg.evaluate.displacement import displacement_error
 from metreg.flow.maps import count_folds
 from metreg.grid import Grid
-from metreg.interpolate import downsample, upsample
+from metreg.interpolate import upsample
 from metreg.learn.train import TrainingPairs
-from metreg.metric.learned import LearnedMetric
-from metreg.solve.multiscale import map_grid_of
-from metreg.solve.register import register_pair
+from metreg.solve.register import WeightsOf, register_pair
 from metreg.synthetic import DISC, RING, RingPair
 
+FORMAT = "metreg-rings-1"
 REGIONS = {"disc": DISC, "ring": RING}
+SHOWN = 4
+"""Pairs whose maps are kept for pictures."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +40,7 @@ class RingBatch:
         def together(name: str) -> Tensor:
             return torch.cat([getattr(pair, name) for pair in pairs])
 
-        images = TrainingPairs(together("source"), together("target"), pairs[0].grid)
+        images = TrainingPairs.of(together("source"), together("target"), pairs[0].grid)
         return cls(images, together("phi_inv"), together("target_labels"), together("source_labels"), together("weights"))
 
     @property
@@ -46,11 +50,14 @@ class RingBatch:
 
 @dataclass(frozen=True, eq=False)
 class RingResult:
-    """One method on a batch: errors (P,) in pixels by region, and the maps at image resolution."""
+    """One method on a batch: errors (P,) in pixels by region, folds of all pairs."""
 
     errors: dict[str, Tensor]
     folds: int
     phi_inv: Tensor
+    """The maps of the first few pairs, at image resolution."""
+    weights: Tensor | None = None
+    """The local weights (P, N, *S) on the map's grid, of a local metric."""
 
     def medians(self) -> dict[str, float]:
         return {name: float(values.quantile(0.5)) for name, values in self.errors.items()}
@@ -62,31 +69,39 @@ def do_nothing(batch: RingBatch) -> RingResult:
 
 
 def register_rings(
-    batch: RingBatch, settings: Settings, device: torch.device, *, weights: Tensor | None = None
+    batch: RingBatch, settings: Settings, device: torch.device, *, weights: Tensor | WeightsOf | None = None
 ) -> RingResult:
-    """All pairs with one method; `weights` (P, N, *S) make the metric local."""
+    """All pairs with one method; `weights` (P, N, *S), or a function of the momenta, make the metric local."""
     source, target = batch.pairs.source.to(device), batch.pairs.target.to(device)
-    local = None if weights is None else weights.to(device)
+    local = weights.to(device) if isinstance(weights, Tensor) else weights
     found = register_pair(source, target, batch.grid, settings, weights=local)
     folds = int(count_folds(found.phi_inv.double(), found.grid).sum())
-    return measure(batch, upsample(found.phi_inv, batch.grid).cpu(), folds)
+    used = None if weights is None else found.metric.w.cpu()
+    return measure(batch, upsample(found.phi_inv, batch.grid).cpu(), folds, used)
 
 
-def measure(batch: RingBatch, phi_inv: Tensor, folds: int) -> RingResult:
+def measure(batch: RingBatch, phi_inv: Tensor, folds: int, weights: Tensor | None = None) -> RingResult:
     errors = {
         name: displacement_error(phi_inv, batch.phi_inv, (batch.labels == label)[:, 0], batch.grid)
         for name, label in REGIONS.items()
     }
-    return RingResult(errors, folds, phi_inv)
+    return RingResult(errors, folds, phi_inv[:SHOWN].clone(), weights)
 
 
-@torch.no_grad()
-def learned_weights(model: LearnedMetric, batch: RingBatch, settings: Settings) -> Tensor:
-    """What a metric says of every source, (P, N, *S) on the grid of the map."""
-    grid = map_grid_of(batch.grid, settings.flow.map_factor)
-    device = next(model.parameters()).device
-    small = downsample(batch.pairs.source.to(device), grid)
-    return model.weights(small, grid).w
+def save_result(path: Path, result: RingResult, *, seconds: float) -> None:
+    tensors = {**result.errors, "phi_inv": result.phi_inv}
+    if result.weights is not None:
+        tensors["weights"] = result.weights
+    header = {"folds": str(result.folds), "seconds": str(seconds)}
+    with whole_file(path, overwrite=False) as temporary:
+        write_tensors(temporary, tensors, form=FORMAT, header=header)
+
+
+def load_result(path: Path) -> tuple[RingResult, float]:
+    """A result, and the seconds it took."""
+    tensors, header = read_tensors(path, form=FORMAT, role="result")
+    errors = {region: tensors[region] for region in REGIONS}
+    return RingResult(errors, int(header["folds"]), tensors["phi_inv"], tensors.get("weights")), float(header["seconds"])
 
 
 def sigma_of(weights: Tensor, sigma: tuple[float, ...]) -> Tensor:

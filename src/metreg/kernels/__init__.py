@@ -23,14 +23,19 @@ class TransportKernels(Protocol):
 def transport_kernels(f: Tensor) -> TransportKernels | None:
     """The kernels for tensors like f, if there are any."""
     if f.device.type == "cpu" and _has("numba") and f.dtype in (torch.float32, torch.float64):
-        from metreg.kernels import cpu
+        from metreg.kernels import transport_cpu
 
-        return cast(TransportKernels, cpu)
-    if f.device.type == "cuda" and _has("triton") and f.dtype == torch.float32:
-        from metreg.kernels import gpu
+        return cast(TransportKernels, transport_cpu)
+    if on_gpu(f):
+        from metreg.kernels import transport_gpu
 
-        return cast(TransportKernels, gpu)
+        return cast(TransportKernels, transport_gpu)
     return None
+
+
+def on_gpu(f: Tensor) -> bool:
+    """Whether the Triton kernels take such a tensor."""
+    return f.device.type == "cuda" and f.dtype == torch.float32 and _has("triton")
 
 
 @cache

@@ -31,31 +31,61 @@ from metreg.solve.optimise import TimeSteps, clip_each, nesterov_step
 
 GLOBAL, LOCAL = 0, 1
 """The two stages."""
+LOG = "log.jsonl"
+"""A line of JSON for every epoch."""
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingPairs:
-    """Images (P, 1, *S) on one grid, in host memory."""
+    """Images (I, 1, *S) on one grid, and which of them make pairs: `index` (P, 2), source and target.
 
-    source: Tensor
-    target: Tensor
+    `masks` (I, 1, *S) say where an image counts; a pair is compared where both do.
+    """
+
+    images: Tensor
+    index: Tensor
     grid: Grid
-    mask: Tensor | None = None
+    masks: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        if self.source.shape != self.target.shape or tuple(self.source.shape[2:]) != self.grid.shape:
+    @classmethod
+    def of(cls, source: Tensor, target: Tensor, grid: Grid) -> TrainingPairs:
+        """Pairs whose images are all different ones, source and target (P, 1, *S)."""
+        if source.shape != target.shape or tuple(source.shape[2:]) != grid.shape:
             raise MetregError(
-                f"training pairs: wanted images of one size, {self.grid.shape}, "
-                f"got {tuple(self.source.shape[2:])} and {tuple(self.target.shape[2:])}"
+                f"training pairs: wanted images of one size, {grid.shape}, "
+                f"got {tuple(source.shape[2:])} and {tuple(target.shape[2:])}"
             )
+        first = torch.arange(len(source))
+        return cls(torch.cat([source, target]), torch.stack([first, first + len(source)], dim=1), grid)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def source(self) -> Tensor:
+        return self.images[self.index[:, 0]]
+
+    @property
+    def target(self) -> Tensor:
+        return self.images[self.index[:, 1]]
+
+    def on(self, device: torch.device) -> TrainingPairs:
+        """The same, the images on the device if they take at most a quarter of what is free there."""
+        parts = [part for part in (self.images, self.masks) if part is not None]
+        need = sum(part.numel() * part.element_size() for part in parts)
+        if device.type != "cuda" or need > torch.cuda.mem_get_info(device)[0] / 4:
+            return self
+        masks = None if self.masks is None else self.masks.to(device)
+        return TrainingPairs(self.images.to(device), self.index, self.grid, masks)
 
     def scene(self, pairs: Tensor, map_grid: Grid, device: torch.device) -> Scene:
         """Some of the pairs, on the device."""
-        parts = [
-            None if f is None else f[pairs].to(device, non_blocking=True) for f in (self.source, self.target, self.mask)
-        ]
-        assert parts[0] is not None and parts[1] is not None
-        return Scene(parts[0], parts[1], self.grid, map_grid, parts[2])
+
+        def pick(parts: Tensor, which: int) -> Tensor:
+            return parts[self.index[pairs, which].to(parts.device)].to(device, non_blocking=True)
+
+        mask = None if self.masks is None else pick(self.masks, 0) * pick(self.masks, 1)
+        return Scene(pick(self.images, 0), pick(self.images, 1), self.grid, map_grid, mask)
 
 
 def train(
@@ -75,6 +105,11 @@ def train(
     """
     with torch.backends.cudnn.flags(deterministic=True, allow_tf32=False):
         return _train(_Training(pairs, settings, run, device, home), resume, first_stage, on_epoch)
+
+
+def read_log(run: Path) -> list[dict[str, Any]]:
+    """What was written of every epoch: mean energy by term, learning rate, time."""
+    return [json.loads(line) for line in (run / LOG).read_text(encoding="utf-8").splitlines()]
 
 
 def _train(
@@ -104,7 +139,7 @@ class _Training:
     def __init__(
         self, pairs: TrainingPairs, settings: Settings, run: Path, device: torch.device, home: Home | None
     ) -> None:
-        self.pairs, self.settings, self.run, self.device = pairs, settings, run, device
+        self.pairs, self.settings, self.run, self.device = pairs.on(device), settings, run, device
         self.generator = torch.Generator().manual_seed(settings.seed)
         self.map_grid = map_grid_of(pairs.grid, settings.flow.map_factor)
         self.model = LearnedMetric(pairs.grid.dim, settings.metric, settings.learned, self.generator).to(device)
@@ -112,7 +147,7 @@ class _Training:
         self.best = self._network_copy()
         self.progress = Progress()
         self.work: dict[tuple[int, int], _Work] = {}
-        count, shape = len(pairs.source), (pairs.grid.dim, *self.map_grid.shape)
+        count, shape = len(pairs), (pairs.grid.dim, *self.map_grid.shape)
         home = home or choose_home(count, shape, device, settings.train.memory_gb)
         self.momenta = Momenta(run, count, shape, home=home, device=device)
         like = torch.empty(0, device=device)
@@ -132,7 +167,7 @@ class _Training:
         self.model.train(stage == LOCAL)
         for batch in self._batches():
             self._descend(stage, batch)
-        means = self.sums / (len(self.pairs.source) * self.settings.train.steps)
+        means = self.sums / (len(self.pairs) * self.settings.train.steps)
         record: dict[str, Any] = dict(zip(Energy._fields, means.tolist(), strict=True))
         seconds = time.perf_counter() - start
         return {
@@ -142,7 +177,7 @@ class _Training:
             "total": float(means.sum()),
             "rate_scale": self.progress.rate_scale,
             "seconds": seconds,
-            "pairs_per_second": len(self.pairs.source) / seconds,
+            "pairs_per_second": len(self.pairs) / seconds,
         }
 
     def _descend(self, stage: int, batch: Tensor) -> None:
@@ -216,7 +251,7 @@ class _Training:
             progress.best_energy, self.best = record["total"], self._network_copy()
         progress.generation = self.momenta.finish_epoch()
         lines = "".join(json.dumps(line) + "\n" for line in progress.history)
-        (self.run / "log.jsonl").write_text(lines, encoding="utf-8")
+        (self.run / LOG).write_text(lines, encoding="utf-8")
         tensors = {
             **named("network", self.model.network.state_dict()),
             **named("best", self.best),
@@ -247,7 +282,7 @@ class _Training:
         self.momenta.load(self.progress.generation)
 
     def _batches(self) -> Iterator[Tensor]:
-        order = torch.randperm(len(self.pairs.source), generator=self.generator)
+        order = torch.randperm(len(self.pairs), generator=self.generator)
         yield from order.split(self.settings.train.batch)
 
     def _network_state(self) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from metreg.config import LearnedSettings, MetricSettings
 from metreg.grid import Grid
+from metreg.interpolate import downsample
 from metreg.metric.gaussian import make_gaussians
 from metreg.metric.multi_gaussian import default_weights
 from metreg.metric.network import WeightNetwork
@@ -54,6 +56,15 @@ class LearnedMetric(nn.Module):
         simplex = weighted_linear_softmax if self.learned.simplex == "linear" else plain_softmax
         omega, excess = simplex(self.network(source, m), self.set_point)  # type: ignore[arg-type]
         return Weights(to_simplex(self._smooth(omega, grid, self.learned.smoothing_in(self.dim))), omega, excess)
+
+    def weights_of(self, source: Tensor, map_grid: Grid) -> Tensor | Callable[..., Tensor]:
+        """For a registration: the weights of a source (B, 1, *S) of any resolution, or their function `(m, grid=...)`."""
+
+        def at(m: Tensor | None, grid: Grid) -> Tensor:
+            with torch.no_grad():
+                return self.weights(downsample(source, grid), grid, m).w
+
+        return at if self.network.momentum_input else at(None, map_grid)
 
     def penalties(self, weights: Weights, gamma: Tensor, grid: Grid) -> Penalties:
         """What these weights cost; `gamma` is the source's `edges`."""

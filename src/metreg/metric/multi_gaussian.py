@@ -35,7 +35,8 @@ class MultiGaussian:
         """The metric with the weights that it has at momentum m. No gradient flows through that dependence."""
         if isinstance(self.weights, Tensor):
             return self
-        return MultiGaussian(self.gaussians, self.weights(m.detach()), self.tau)
+        with torch.no_grad():
+            return MultiGaussian(self.gaussians, self.weights(m), self.tau)
 
     def sharp(self, m: Tensor) -> Tensor:
         w = self.at(m).w

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from metreg.config import NetworkSettings
+from metreg.kernels import on_gpu
 
 CONVOLUTION = {2: nn.Conv2d, 3: nn.Conv3d}
-NORM = {2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 FIRST_SLOPE = 0.025
 """Slope of the last normalisation at the start: weights begin near their set point."""
 
@@ -25,7 +25,7 @@ class WeightNetwork(nn.Module):
             width = count if last else settings.width
             convolution = CONVOLUTION[dim](channels, width, settings.kernel, padding=settings.kernel // 2, bias=False)
             nn.init.kaiming_normal_(convolution.weight, a=0.01, generator=generator)
-            norm = NORM[dim](width, eps=1e-4, momentum=0.75)
+            norm = nn.BatchNorm1d(width, eps=1e-4, momentum=0.75)
             layers += [convolution, norm] if last else [convolution, norm, nn.LeakyReLU(0.01)]
             channels = width
         if layers:
@@ -43,5 +43,28 @@ class WeightNetwork(nn.Module):
         if self.momentum_input:
             assert m is not None, "this network looks at the momentum too"
             x = torch.cat([x, m], dim=1)
-        z: Tensor = self.layers(x)
-        return z
+        for layer in self.layers:
+            if isinstance(layer, nn.BatchNorm1d):
+                x = _normalise(layer, x)
+            elif isinstance(layer, nn.LeakyReLU):
+                x = layer(x)
+            else:
+                x = _convolve(layer, x)
+        return x
+
+
+def _convolve(layer: nn.Module, x: Tensor) -> Tensor:
+    """On a GPU by a kernel that leaves its result channels-last in memory."""
+    if not on_gpu(x):
+        return layer(x)
+    from metreg.kernels.convolve import convolve
+
+    return convolve(x, layer.weight)  # type: ignore[arg-type]
+
+
+def _normalise(layer: nn.BatchNorm1d, x: Tensor) -> Tensor:
+    """Over all points of all images, in the order in which they lie in memory."""
+    if x.is_contiguous():
+        return layer(x.flatten(2)).view_as(x)
+    rows = x.movedim(1, -1)
+    return layer(rows.flatten(0, -2)).view(rows.shape).movedim(-1, 1)

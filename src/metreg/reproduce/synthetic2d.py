@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from metreg.config import Settings
+from metreg.config import Settings, changed
+from metreg.data.whole import whole_file
 from metreg.energy import Energy
 from metreg.evaluate.rings import (
     RingBatch,
     RingResult,
     do_nothing,
-    learned_weights,
+    load_result,
     register_rings,
+    save_result,
     sigma_agreement,
 )
-from metreg.learn.checkpoint import Progress
-from metreg.learn.train import train
+from metreg.learn.train import read_log, train
 from metreg.metric.learned import LearnedMetric
+from metreg.metric.store import MetricFile, load_metric, save_metric
+from metreg.solve.multiscale import map_grid_of
 from metreg.synthetic import ring_pair
 
 
@@ -38,53 +39,89 @@ class Plan:
     batch: int = 100
     iterations: tuple[int, int] = (250, 500)
     variants: tuple[str, ...] = ("omt15", "omt50", "omt100")
+    seeds: int = 1
 
 
-FULL = Plan(
-    variants=(
-        *("omt15", "omt50", "omt100", "tv0.01", "tv0.25"),
-        *("constant_learned", "no_omt", "no_tv", "softmax", "joint"),
-    )
-)
-QUICK = Plan(training_pairs=24, test_pairs=8, epochs=(20, 30), batch=24, iterations=(100, 150))
-
+MAIN = ("omt15", "omt50", "omt100")
 VARIANTS: dict[str, dict[str, Any]] = {
-    "omt15": {"learned.transport": 15.0},
-    "omt50": {"learned.transport": 50.0},
-    "omt100": {"learned.transport": 100.0},
-    "tv0.01": {"learned.variation": 0.01},
-    "tv0.25": {"learned.variation": 0.25},
+    **{f"omt{omt}": {"learned.transport": float(omt)} for omt in (15, 50, 100)},
+    **{
+        f"omt{omt}_tv{tv}": {"learned.transport": float(omt), "learned.variation": tv}
+        for omt in (15, 50, 100)
+        for tv in (0.01, 0.25)
+    },
     "constant_learned": {"learned.network.depth": 0},
     "no_omt": {"learned.transport": 0.0},
     "no_tv": {"learned.variation": 0.0},
     "softmax": {"learned.simplex": "softmax"},
     "joint": {},
+    "momentum_input": {"learned.network.momentum_input": True},
 }
 """What each learned metric changes; lambda_OMT is 50 and lambda_TV 0.1 where nothing is said."""
+
+SAID = {
+    "none": "no registration",
+    "global": "global metric",
+    "constant": "constant: mean of the learned weights (omt50)",
+    "constant_learned": "constant: one mixture, learned",
+    "true": "the true weights",
+    **{f"omt{omt}": f"learned, OMT {omt}, TV 0.1" for omt in (15, 50, 100)},
+    **{f"omt{omt}_tv{tv}": f"learned, OMT {omt}, TV {tv}" for omt in (15, 50, 100) for tv in (0.01, 0.25)},
+    "no_omt": "learned, without OMT",
+    "no_tv": "learned, without TV",
+    "softmax": "learned, plain softmax",
+    "joint": "learned, without the first stage",
+    "momentum_input": "learned, momentum as further input",
+}
+"""How the methods are called in tables, in their order there."""
+
+FULL = Plan(variants=tuple(VARIANTS), seeds=3)
+QUICK = Plan(training_pairs=24, test_pairs=8, epochs=(20, 30), batch=24, iterations=(100, 150))
 
 
 @dataclass
 class Outcome:
-    """All methods on the test pairs."""
+    """All methods on the test pairs of one seed."""
 
+    test: RingBatch
     results: dict[str, RingResult] = field(default_factory=dict)
-    weights: dict[str, Tensor] = field(default_factory=dict)
     agreement: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Of the learned metrics: how sigma(x) compares with the truth."""
     models: dict[str, LearnedMetric] = field(default_factory=dict)
     histories: dict[str, list[tuple[int, dict[str, float]]]] = field(default_factory=dict)
     """Stage and mean energy by term of every epoch."""
     seconds: dict[str, float] = field(default_factory=dict)
 
     def summary(self) -> dict[str, Any]:
-        return {
-            "errors_px": {name: result.medians() for name, result in self.results.items()},
-            "sigma_correlation": {name: found["correlation"] for name, found in self.agreement.items()},
-            "sigma_contrast": {name: found["contrast"] for name, found in self.agreement.items()},
-            "sigma_contrast_true": next((found["true_contrast"] for found in self.agreement.values()), None),
-            "folds": sum(result.folds for result in self.results.values()),
-            "folds_by_method": {name: result.folds for name, result in self.results.items()},
-            "seconds": self.seconds,
-        }
+        return summarise([self])
+
+
+def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Medians over the test pairs of all seeds, of sigma(x) the mean over seeds."""
+    names = [name for name in SAID if name in outcomes[0].results]
+    learned = [name for name in names if name in outcomes[0].agreement]
+
+    def mean(of: str, name: str) -> float:
+        return sum(outcome.agreement[name][of] for outcome in outcomes) / len(outcomes)
+
+    return {
+        "errors_px": {name: pooled(outcomes, name).medians() for name in names},
+        "sigma_correlation": {name: mean("correlation", name) for name in learned},
+        "sigma_contrast": {name: mean("contrast", name) for name in learned},
+        "sigma_contrast_true": mean("true_contrast", learned[0]) if learned else None,
+        "folds": sum(result.folds for outcome in outcomes for result in outcome.results.values()),
+        "folds_by_method": {name: pooled(outcomes, name).folds for name in names},
+        "seconds": {
+            name: round(sum(outcome.seconds.get(name, 0.0) for outcome in outcomes), 1) for name in outcomes[0].seconds
+        },
+    }
+
+
+def pooled(outcomes: Sequence[Outcome], name: str) -> RingResult:
+    """One method on the test pairs of all seeds."""
+    parts = [outcome.results[name] for outcome in outcomes]
+    errors = {region: torch.cat([part.errors[region] for part in parts]) for region in parts[0].errors}
+    return RingResult(errors, sum(part.folds for part in parts), parts[0].phi_inv, parts[0].weights)
 
 
 Tell = Callable[[str], None]
@@ -100,62 +137,83 @@ def make_rings(plan: Plan, seed: int) -> tuple[RingBatch, RingBatch]:
 def experiment(
     plan: Plan, settings: Settings, runs: Path, *, device: torch.device, tell: Tell = lambda line: None
 ) -> Outcome:
-    """Learn every variant, register the test pairs with every method."""
-    outcome = Outcome()
+    """Learn every variant, register the test pairs with every method, all from the seed of the settings.
+
+    Every part that is done is a file in `runs`, and is not done again.
+    """
     training, test = make_rings(plan, settings.seed)
-    settings = _changed(settings, {"train.epochs": plan.epochs, "train.batch": plan.batch})
+    settings = changed(settings, {"train.epochs": plan.epochs, "train.batch": plan.batch})
+    work = _Work(Outcome(test), training, settings, runs, device, tell)
+    runs.mkdir(parents=True, exist_ok=True)
 
-    def timed(name: str, run: Callable[[], Any]) -> Any:
-        start = time.perf_counter()
-        found = run()
-        outcome.seconds[name] = round(time.perf_counter() - start, 1)
-        tell(f"{name}: {outcome.seconds[name]} s")
-        return found
-
-    def registered(name: str, weights: Tensor | None, iterations: tuple[int, ...]) -> None:
-        changes = {"solve.iterations": iterations[:1], "solve.local_iterations": iterations[1:] or None}
-        outcome.results[name] = timed(
-            f"register {name}", lambda: register_rings(test, _changed(settings, changes), device, weights=weights)
-        )
-
-    def remember(name: str, progress: Progress, before: str | None = None) -> None:
-        epochs = [(r["stage"], {term: r[term] for term in Energy._fields}) for r in progress.history]
-        outcome.histories[name] = [*outcome.histories.get(before or "", []), *epochs]
-
-    def learn(name: str) -> LearnedMetric:
-        variant = _changed(settings, VARIANTS[name])
-        if name == "joint":
-            variant = _changed(variant, {"train.epochs": (0, sum(plan.epochs))})
-        (runs / name).mkdir(parents=True)
-        first = None if name == "joint" else runs / "stage1"
-        model, progress = train(training.pairs, variant, runs / name, device=device, first_stage=first)
-        remember(name, progress, before=None if name == "joint" else "stage1")
-        return model
-
+    outcome, map_grid = work.outcome, map_grid_of(test.grid, settings.flow.map_factor)
     outcome.results["none"] = do_nothing(test)
-    registered("global", None, (sum(plan.iterations),))
-    (runs / "stage1").mkdir(parents=True)
-    stage1 = _changed(settings, {"train.epochs": (plan.epochs[0], 0)})
-    _, progress = timed("train stage 1", lambda: train(training.pairs, stage1, runs / "stage1", device=device))
-    remember("stage1", progress)
+    work.register("global", None, (sum(plan.iterations),))
+    work.register("true", test.weights, plan.iterations)
+    work.train("stage1", changed(settings, {"train.epochs": (plan.epochs[0], 0)}))
     for name in plan.variants:
-        model: LearnedMetric = timed(f"train {name}", partial(learn, name))
-        weights = learned_weights(model, test, settings)
-        outcome.models[name], outcome.weights[name] = model, weights.cpu()
-        outcome.agreement[name] = sigma_agreement(weights, test, settings.metric.sigma)
-        registered(name, weights, plan.iterations)
+        variant = changed(settings, VARIANTS[name])
+        if name == "joint":
+            model = work.train(name, changed(variant, {"train.epochs": (0, sum(plan.epochs))}))
+        else:
+            model = work.train(name, variant, after="stage1")
+        outcome.models[name] = model
+        found = work.register(name, model.weights_of(test.pairs.source.to(device), map_grid), plan.iterations)
+        assert found.weights is not None
+        outcome.agreement[name] = sigma_agreement(found.weights, test, settings.metric.sigma)
         if name == "omt50":  # the control: the spatial mean of what was learned
-            mean = weights.mean((0, 2, 3), keepdim=True).expand_as(weights)
-            registered("constant", mean, plan.iterations)
+            mean = found.weights.mean((0, 2, 3), keepdim=True).expand_as(found.weights)
+            work.register("constant", mean, plan.iterations)
+    for path in runs.glob("*/momenta-*.npy"):
+        path.unlink()
     return outcome
 
 
-def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
-    nested = settings.model_dump()
-    for key, value in changes.items():
-        *path, last = key.split(".")
-        place = nested
-        for part in path:
-            place = place[part]
-        place[last] = value
-    return Settings.model_validate(nested)
+@dataclass(frozen=True)
+class _Work:
+    """The parts of the experiment."""
+
+    outcome: Outcome
+    training: RingBatch
+    settings: Settings
+    runs: Path
+    device: torch.device
+    tell: Tell
+
+    def register(self, name: str, weights: Any, iterations: tuple[int, ...]) -> RingResult:
+        """The test pairs with one method."""
+        path = self.runs / f"{name}.safetensors"
+        if not path.exists():
+            changes = {"solve.iterations": iterations[:1], "solve.local_iterations": iterations[1:] or None}
+            settings, test = changed(self.settings, changes), self.outcome.test
+            start = time.perf_counter()
+            found = register_rings(test, settings, self.device, weights=weights)
+            save_result(path, found, seconds=time.perf_counter() - start)
+        self.outcome.results[name], seconds = load_result(path)
+        self._say(f"register {name}", seconds)
+        return self.outcome.results[name]
+
+    def train(self, name: str, settings: Settings, after: str | None = None) -> LearnedMetric:
+        """A metric learned from the training pairs; the first stage may be that of another run."""
+        run, grid = self.runs / name, self.training.grid
+        path = run / "metric.safetensors"
+        if not path.exists():
+            run.mkdir(exist_ok=True)
+            first, resume = None if after is None else self.runs / after, (run / "checkpoint.safetensors").exists()
+            model, progress = train(
+                self.training.pairs, settings, run, device=self.device, first_stage=first, resume=resume
+            )
+            seconds = sum(record["seconds"] for record in progress.history)
+            with whole_file(path, overwrite=False) as temporary:
+                save_metric(
+                    temporary, MetricFile(model, grid.length_mm, grid.spacing, unit_cube=True, summary={"seconds": seconds})
+                )
+        found = load_metric(path)
+        self._say(f"train {name}", found.summary["seconds"])
+        epochs = [(r["stage"], {term: r[term] for term in Energy._fields}) for r in read_log(run)]
+        self.outcome.histories[name] = [*self.outcome.histories.get(after or "", []), *epochs]
+        return found.model.to(self.device)
+
+    def _say(self, what: str, seconds: float) -> None:
+        self.outcome.seconds[what] = round(seconds, 1)
+        self.tell(f"{what}: {seconds:.1f} s")

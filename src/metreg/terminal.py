@@ -1,0 +1,110 @@
+"""What the command line shows: progress while it works, a summary at the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from metreg.solve.result import Record
+
+
+@contextmanager
+def show_iterations(quiet: bool, iterations: Any) -> Iterator[Callable[[Record], None]]:
+    """A progress bar with level, iteration and each energy term."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda record: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(10), TextColumn("{task.fields[energy]}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("reading, aligning", total=None, energy="")
+
+        def show(record: Record) -> None:
+            terms = "  ".join(f"{name} {value:.4g}" for name, value in record.terms.items() if value)
+            progress.update(
+                task,
+                description=f"level {record.level + 1}/{len(iterations)}, iteration {record.iteration}",
+                completed=record.iteration,
+                total=iterations[record.level],
+                energy=terms,
+            )
+
+        yield show
+
+
+@contextmanager
+def show_steps(quiet: bool, doing: str) -> Iterator[Callable[[str], None]]:
+    """A spinner, and a line for every step that is done."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda line: None
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status(doing):
+        yield lambda line: console.print(f"  {line}", highlight=False)
+
+
+@contextmanager
+def show_epochs(
+    quiet: bool, epochs: tuple[int, int]
+) -> Iterator[tuple[Callable[[str], None], Callable[[dict[str, Any]], None]]]:
+    """A bar over the epochs of both stages, with energy by term, pairs per second and time left; in a log, lines."""
+    if quiet:
+        yield lambda line: None, lambda record: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from metreg.energy import Energy
+
+    def line_of(record: dict[str, Any]) -> str:
+        left = _seconds_left(record, epochs)
+        terms = "  ".join(f"{name} {record[name]:.4g}" for name in Energy._fields if record[name])
+        return f"{terms}  {record['pairs_per_second']:.3g} pairs/s  {left // 60:.0f}:{left % 60:02.0f} left"
+
+    if not sys.stderr.isatty():
+
+        def log_epoch(record: dict[str, Any]) -> None:
+            where = f"stage {record['stage']}, epoch {record['epoch']}/{epochs[record['stage'] - 1]}"
+            typer.echo(f"{where}: {line_of(record)}", err=True)
+
+        yield lambda line: None, log_epoch
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(10), TextColumn("{task.fields[energy]}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("reading", total=sum(epochs), energy="")
+
+        def show_epoch(record: dict[str, Any]) -> None:
+            stage, epoch = record["stage"], record["epoch"]
+            where = f"stage {stage}, epoch {epoch}/{epochs[stage - 1]}"
+            done = epoch + (epochs[0] if stage == 2 else 0)
+            progress.update(task, description=where, completed=done, energy=line_of(record))
+
+        yield lambda line: progress.update(task, description=line), show_epoch
+
+
+def _seconds_left(record: dict[str, Any], epochs: tuple[int, int]) -> float:
+    """By the last epoch; an epoch of the second stage takes about twice as long as one of the first."""
+    left = epochs[record["stage"] - 1] - record["epoch"]
+    return float(record["seconds"] * (left + (2 * epochs[1] if record["stage"] == 1 else 0)))
+
+
+def summary_lines(summary: dict[str, Any], out: Path) -> Iterator[str]:
+    seconds = sum(summary["seconds"].values())
+    terms = ", ".join(f"{name} {value:.4g}" for name, value in summary["energy"].items() if value)
+    yield f"energy: {terms}"
+    if "overlap" in summary:
+        before, after = (summary["overlap"][when]["target_overlap"] for when in ("before", "after"))
+        yield f"target overlap: {before:.4f} before (affine), {after:.4f} after"
+    certified = "certified invertible" if summary["certificate"]["holds"] else "not certified invertible"
+    yield f"folds: {summary['folds']}, {certified}"
+    yield f"{seconds:.1f} s. Results are in {out}, see {out / 'report.html'}"

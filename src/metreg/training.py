@@ -1,0 +1,194 @@
+"""From files of pairs to a metric file, on one page: read, align to one template, standardise, learn, write."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from metreg.checks import MetregError
+from metreg.config import Settings, changed
+from metreg.data.datasets import PairFiles
+from metreg.data.formats import Image
+from metreg.data.intensity import quantile_function
+from metreg.data.io import match_planes, read_image, read_mask
+from metreg.data.pair import bring, domain_of
+from metreg.data.whole import check_output, whole_file
+from metreg.energy import Energy
+from metreg.learn.train import LOG, TrainingPairs, train
+from metreg.metric.store import MetricFile, save_metric
+from metreg.pipeline import version_of
+from metreg.report.page import Table, render
+from metreg.report.plots import energy_curves
+from metreg.solve.affine import align
+from metreg.solve.multiscale import map_grid_of
+
+NAMES = ("metric.safetensors", "report.html", "settings.toml", "pairs.json", LOG, "checkpoint.safetensors")
+"""What a training writes into its folder, beside the momenta."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Images on the template's grid, and the quantile function to which their intensities were matched."""
+
+    pairs: TrainingPairs
+    standard: tuple[float, ...]
+
+
+def train_metric(
+    files: list[PairFiles],
+    run: Path,
+    settings: Settings,
+    *,
+    device: torch.device,
+    template: Path | None = None,
+    licence: str = "not stated",
+    resume: bool = False,
+    overwrite: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+    on_epoch: Callable[[dict[str, Any]], None] = lambda record: None,
+) -> MetricFile:
+    """Learn a metric from pairs of files into the folder `run`: metric.safetensors, and all that `resume` needs.
+
+    All images are aligned linearly to the template, the first fixed image if none is given.
+    """
+    torch.set_flush_denormal(True)
+    template = template or files[0].fixed
+    _open_run(run, files, template, resume=resume, overwrite=overwrite)
+    prepared = prepare(files, template, settings, tell=tell)
+    grid = prepared.pairs.grid
+    settings = changed(settings, {"length_mm": grid.length_mm})
+    (run / "settings.toml").write_text(settings.to_toml(), encoding="utf-8")
+    curves = _TensorBoard(run / "tensorboard")
+
+    def heard(record: dict[str, Any]) -> None:
+        curves.add(record)
+        on_epoch(record)
+
+    going_on = resume and (run / "checkpoint.safetensors").exists()
+    model, progress = train(prepared.pairs, settings, run, device=device, resume=going_on, on_epoch=heard)
+    last = progress.history[-1] if progress.history else {}
+    metric = MetricFile(
+        model,
+        length_mm=grid.length_mm,
+        voxel_mm=tuple(h * grid.length_mm for h in map_grid_of(grid, settings.flow.map_factor).spacing),
+        unit_cube=settings.unit_cube,
+        intensity=prepared.standard,
+        summary={
+            "pairs": len(files),
+            "images": len(prepared.pairs.images),
+            "template_shape": grid.shape,
+            "epochs": settings.train.epochs,
+            "energy": {term: last[term] for term in Energy._fields if term in last},
+            "seconds": round(sum(record["seconds"] for record in progress.history), 1),
+            "seed": settings.seed,
+            "versions": {name: version_of(name) for name in ("metreg", "torch")},
+        },
+        licence=licence,
+    )
+    with whole_file(run / "metric.safetensors", overwrite=True) as path:
+        save_metric(path, metric)
+    with whole_file(run / "report.html", overwrite=True) as path:
+        path.write_text(_page(metric, progress.history, settings), encoding="utf-8")
+    for path in run.glob("momenta-*.npy"):
+        path.unlink()
+    return metric
+
+
+def prepare(
+    files: list[PairFiles], template: Path, settings: Settings, *, tell: Callable[[str], None] = lambda line: None
+) -> Prepared:
+    """Every image once, aligned to the template, its intensities matched to the average quantile function of all."""
+    target = read_image(template, "template")
+    grid = domain_of(target, settings)
+    wanted = sorted({(p.moving, p.moving_mask) for p in files} | {(p.fixed, p.fixed_mask) for p in files}, key=str)
+    number = {key: i for i, key in enumerate(wanted)}
+    opened = [_read(path, mask, target, settings) for path, mask in wanted]
+    standard = np.mean([quantile_function(image.values, None if m is None else m.values) for image, m in opened], axis=0)
+    images, masks = [], []
+    for done, (image, mask) in enumerate(opened, start=1):
+        affine = align(image, target, settings.affine, moving_mask=mask, length_mm=grid.length_mm)
+        f, known = bring(image, mask, affine, grid, torch.device("cpu"), standard.tolist())
+        images.append(f)
+        masks.append(known)
+        tell(f"aligned {done} of {len(opened)} images")
+    known = torch.cat(masks)
+    index = torch.tensor([[number[p.moving, p.moving_mask], number[p.fixed, p.fixed_mask]] for p in files])
+    everywhere = bool((known == 1).all())
+    return Prepared(TrainingPairs(torch.cat(images), index, grid, None if everywhere else known), tuple(standard.tolist()))
+
+
+def _read(path: Path, mask: Path | None, template: Image, settings: Settings) -> tuple[Image, Image | None]:
+    image = read_image(path)
+    if image.dim != template.dim:
+        raise MetregError(f"image: wanted {template.dim}-D like the template {template.name}, got {image.dim}-D: {path}")
+    if settings.affine.kind == "none" and image.shape != template.shape:
+        raise MetregError(
+            f"image: without an alignment all must have the size of {template.name}, {template.shape}, "
+            f"got {image.shape}: {path}; leave out --no-affine, or resample it"
+        )
+    image = match_planes(image, template)
+    return image, None if mask is None else read_mask(mask, image)
+
+
+def _open_run(run: Path, files: list[PairFiles], template: Path, *, resume: bool, overwrite: bool) -> None:
+    """The folder of a new run, or that of the one that is to go on, which must be of the same files."""
+    given = json.dumps(
+        {"template": str(template.resolve()), "pairs": [[str(p.resolve()) for p in asdict(f).values() if p] for f in files]}
+    )
+    record = run / "pairs.json"
+    if resume and run.exists():
+        if not record.is_file():
+            raise MetregError(f"--resume: no training was begun in {run}; leave it out to begin one")
+        if record.read_text(encoding="utf-8") != given:
+            raise MetregError(f"--resume: the training in {run} has other pairs; use those, or a new folder")
+        return
+    check_output(run, overwrite=overwrite)
+    if run.exists():
+        for name in (*NAMES, "momenta-0.npy", "momenta-1.npy"):
+            (run / name).unlink(missing_ok=True)
+        shutil.rmtree(run / "tensorboard", ignore_errors=True)
+    run.mkdir(parents=True, exist_ok=True)
+    record.write_text(given, encoding="utf-8")
+
+
+class _TensorBoard:
+    """Curves for TensorBoard, where it is installed."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            self.writer = None
+            return
+        logging.getLogger("tensorboard").setLevel(logging.ERROR)
+        self.writer = SummaryWriter(str(folder))
+
+    def add(self, record: dict[str, Any]) -> None:
+        if self.writer is None:
+            return
+        for name in (*Energy._fields, "total", "rate_scale", "pairs_per_second"):
+            self.writer.add_scalar(f"stage {record['stage']}/{name}", record[name], record["epoch"])
+        self.writer.flush()
+
+
+def _page(metric: MetricFile, history: list[dict[str, Any]], settings: Settings) -> str:
+    curves = [(record["stage"], {term: record[term] for term in Energy._fields}) for record in history]
+    facts = metric.summary
+    rows = [(name, str(value)) for name, value in facts.items() if name not in ("energy", "versions")]
+    energy = [(name, f"{value:.4g}") for name, value in facts["energy"].items() if value]
+    return render(
+        "metreg train: a learned metric",
+        f"Learned from {facts['pairs']} pairs of {facts['images']} images in {facts['seconds']:.0f} s.",
+        figures={"Mean energy by term; the second stage learns the metric": energy_curves(curves, unit="epoch")},
+        tables=[Table("Facts", ("what", "value"), rows), Table("Energy at the end", ("term", "mean"), energy)],
+        settings=settings.to_toml(),
+        version=version_of("metreg"),
+    )
