@@ -14,10 +14,10 @@ WALK = """
     data.transforms data.pair metric.base metric.gaussian metric.multi_gaussian metric.simplex metric.penalties
     metric.network metric.learned metric.store flow.steps flow.stationary flow.maps
     similarity.ssd similarity.ncc similarity.lncc similarity.mi similarity energy synthetic
-    solve.result solve.optimise solve.multiscale solve.affine solve.register solve.momentum
+    solve.result solve.optimise solve.multiscale solve.affine solve.unfold solve.register solve.momentum
     learn.momenta learn.checkpoint learn.train
     evaluate.overlap evaluate.displacement evaluate.rings report.plots report.page
-    results pipeline apply synth training reproduce.synthetic2d reproduce.rings_report demo terminal cli __main__
+    results pipeline apply synth training reproduce.synthetic2d reproduce.rings_report demo terminal options cli __main__
 """
 ORDER = WALK.split()
 FILES = sorted(path for path in SRC.rglob("*.py") if path.read_text().strip() and path != SRC / "__init__.py")

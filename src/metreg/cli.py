@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import typer
 
 from metreg.checks import MetregError
+from metreg.options import Affine, Changes, Config, Device, Json, Out, Overwrite, Preset, Quiet, Resume, Seed, with_options
 from metreg.terminal import show_epochs, show_iterations, show_steps, summary_lines
 
 app = typer.Typer(
@@ -22,16 +23,6 @@ app = typer.Typer(
 
 USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
 """Typer's UsageError, which it has no public name for."""
-
-Config = Annotated[Path | None, typer.Option("--config", help="Settings as a TOML file.", show_default=False)]
-Changes = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, e.g. solve.regularity=100.")
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of everything random.", show_default="0")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run wrote.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def _version(wanted: bool) -> None:
@@ -55,12 +46,12 @@ def _root(
 def register(
     moving: Annotated[Path, typer.Argument(help="The image to be moved.", show_default=False)],
     fixed: Annotated[Path, typer.Argument(help="The image it is brought onto.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.", show_default=False)],
+    out: Out,
     metric: Annotated[str, typer.Option(help="The regulariser: global, or a metric file.")] = "global",
     weights: Annotated[
         Path | None, typer.Option(help="Local weights, a 4-D image in the space of MOVING.", show_default=False)
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="default, paper2d or paper3d.", show_default="default")] = None,
+    preset: Preset = None,
     model: Annotated[str | None, typer.Option(help="vsvf.", show_default="vsvf")] = None,
     moving_mask: Annotated[Path | None, typer.Option(help="Where MOVING counts.", show_default=False)] = None,
     fixed_mask: Annotated[Path | None, typer.Option(help="Where FIXED counts.", show_default=False)] = None,
@@ -69,9 +60,7 @@ def register(
         Path | None, typer.Option(help="Labels of FIXED, to measure overlap.", show_default=False)
     ] = None,
     label_names: Annotated[Path | None, typer.Option(help="CSV: label number, name.", show_default=False)] = None,
-    affine: Annotated[
-        bool | None, typer.Option("--affine/--no-affine", help="Align linearly first.", show_default="affine")
-    ] = None,
+    affine: Affine = None,
     config: Config = None,
     changes: Changes = None,
     device: Device = "auto",
@@ -87,7 +76,7 @@ def register(
     from metreg.config import make_settings
     from metreg.data.whole import check_output
 
-    settings = make_settings(preset, config=config, changes=_with(changes, seed=seed, model=model, affine=affine))
+    settings = make_settings(preset, config=config, changes=with_options(changes, seed=seed, model=model, affine=affine))
     check_output(out, overwrite=overwrite)
     from metreg import pipeline
     from metreg.results import NAMES
@@ -147,7 +136,7 @@ def apply(
     from metreg.checks import pick_device
     from metreg.config import make_settings
 
-    make_settings(config=config, changes=_with(changes, seed=seed))  # nothing of it matters here, but wrong is wrong
+    make_settings(config=config, changes=with_options(changes, seed=seed))  # nothing of it matters here, but wrong is wrong
     pick_device(device)
     if image.suffix.lower() == ".csv":
         if frame is None:
@@ -166,19 +155,17 @@ def train(
     pairs_or_folder: Annotated[
         Path, typer.Argument(metavar="PAIRS.csv|FOLDER", help="A table of pairs, or images.", show_default=False)
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the run.", show_default=False)],
+    out: Out,
     pairs: Annotated[
         str | None, typer.Option(help="Of a FOLDER: all ordered pairs, or random:N.", show_default="all")
     ] = None,
     template: Annotated[
         Path | None, typer.Option(help="What images are aligned to.", show_default="the first fixed image")
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="default, paper2d or paper3d.", show_default="default")] = None,
-    affine: Annotated[
-        bool | None, typer.Option("--affine/--no-affine", help="Align linearly first.", show_default="affine")
-    ] = None,
+    preset: Preset = None,
+    affine: Affine = None,
     licence: Annotated[str, typer.Option(help="What the metric file says of its licence.")] = "not stated",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    resume: Resume = False,
     config: Config = None,
     changes: Changes = None,
     device: Device = "auto",
@@ -198,7 +185,7 @@ def train(
     from metreg.data.datasets import find_pairs
     from metreg.data.whole import check_output
 
-    settings = make_settings(preset, config=config, changes=_with(changes, seed=seed, affine=affine))
+    settings = make_settings(preset, config=config, changes=with_options(changes, seed=seed, affine=affine))
     if not resume:
         check_output(out, overwrite=overwrite)
     files = find_pairs(pairs_or_folder, choose=pairs, seed=settings.seed)
@@ -231,9 +218,9 @@ def train(
 @app.command()
 def reproduce(
     experiment: Annotated[Literal["synthetic2d"], typer.Argument(help="Which experiment.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.", show_default=False)],
+    out: Out,
     quick: Annotated[bool, typer.Option("--quick", help="A reduced run, for two CPU cores.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    resume: Resume = False,
     config: Config = None,
     changes: Changes = None,
     device: Device = "auto",
@@ -250,7 +237,7 @@ def reproduce(
     from metreg.config import make_settings
     from metreg.data.whole import check_output, clear_folder
 
-    settings = make_settings(None if config else "paper2d", config=config, changes=_with(changes, seed=seed))
+    settings = make_settings(None if config else "paper2d", config=config, changes=with_options(changes, seed=seed))
     if not resume:
         check_output(out, overwrite=overwrite)
     on_device = pick_device(device)
@@ -285,7 +272,7 @@ def synth(
     from metreg.checks import pick_device
     from metreg.config import make_settings
 
-    settings = make_settings(config=config, changes=_with(changes, seed=seed))
+    settings = make_settings(config=config, changes=with_options(changes, seed=seed))
     pick_device(device)
     from metreg.synth import write_rings
 
@@ -311,7 +298,7 @@ def demo(
     from metreg.config import make_settings
     from metreg.data.whole import check_output
 
-    settings = make_settings(None if config else "paper2d", config=config, changes=_with(changes, seed=seed))
+    settings = make_settings(None if config else "paper2d", config=config, changes=with_options(changes, seed=seed))
     check_output(out, overwrite=overwrite)
     from metreg.demo import run_demo
 
@@ -344,17 +331,3 @@ def main() -> None:
 def _fail(message: str) -> NoReturn:
     sys.stderr.write(f"metreg: {' '.join(message.split())}\n")
     sys.exit(2)
-
-
-def _with(
-    changes: list[str] | None, *, seed: int | None, model: str | None = None, affine: bool | None = None
-) -> list[str]:
-    """The --set strings, and what the plain options say."""
-    more = [*(changes or [])]
-    if seed is not None:
-        more.append(f"seed={seed}")
-    if model is not None:
-        more.append(f"model={json.dumps(model)}")
-    if affine is not None:
-        more.append(f"affine.kind={'affine' if affine else 'none'}")
-    return more

@@ -93,6 +93,6 @@ class Point(NamedTuple):
 class Problem:
     """An energy to be minimised over momenta."""
 
-    at: Callable[[Tensor, int], Point]
-    """Momenta and number of time steps to a point."""
+    at: Callable[[Tensor, int | None], Point]
+    """Momenta and number of time steps (None: as many as the flow needs) to a point."""
     flow: FlowSettings

@@ -23,17 +23,17 @@ class TransportKernels(Protocol):
 def transport_kernels(f: Tensor) -> TransportKernels | None:
     """The kernels for tensors like f, if there are any."""
     if f.device.type == "cpu" and _has("numba") and f.dtype in (torch.float32, torch.float64):
-        from metreg.kernels import transport_cpu
+        import metreg.kernels.transport_cpu as on_cpu
 
-        return cast(TransportKernels, transport_cpu)
-    if on_gpu(f):
-        from metreg.kernels import transport_gpu
+        return cast(TransportKernels, on_cpu)
+    if is_fast(f):
+        import metreg.kernels.transport_gpu as on_gpu
 
-        return cast(TransportKernels, transport_gpu)
+        return cast(TransportKernels, on_gpu)
     return None
 
 
-def on_gpu(f: Tensor) -> bool:
+def is_fast(f: Tensor) -> bool:
     """Whether the Triton kernels take such a tensor."""
     return f.device.type == "cuda" and f.dtype == torch.float32 and _has("triton")
 

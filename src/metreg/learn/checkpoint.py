@@ -30,8 +30,8 @@ class Progress:
     plateau_waited: int = 0
     best_energy: float = float("inf")
     """Lowest mean energy of an epoch of stage 2: that of the network kept."""
-    time_steps: int = 0
-    """Steps of the flow, raised when a velocity asked for more; 0: as the settings say."""
+    time_steps: int | None = None
+    """Steps of the flow on a GPU, where they are raised when a velocity asks for more."""
     generation: int = 0
     """Which file of momenta counts."""
     history: list[dict[str, Any]] = field(default_factory=list)

@@ -268,7 +268,7 @@ class _Training:
         self.momenta.load(progress.generation)
         self.momenta.reset_buffers()
         self.progress.generation = progress.generation
-        self.time_steps.count = progress.time_steps
+        self.time_steps.count = progress.time_steps or self.time_steps.count
         self.progress.next_stage()
 
     def load(self) -> None:
@@ -278,7 +278,7 @@ class _Training:
         for name, tensor in under("buffer", tensors).items():
             self.buffers[name].copy_(tensor)
         self.generator.set_state(tensors["generator"])
-        self.time_steps.count = self.progress.time_steps
+        self.time_steps.count = self.progress.time_steps or self.time_steps.count
         self.momenta.load(self.progress.generation)
 
     def _batches(self) -> Iterator[Tensor]:

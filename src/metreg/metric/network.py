@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from metreg.config import NetworkSettings
-from metreg.kernels import on_gpu
+from metreg.kernels import is_fast
 
 CONVOLUTION = {2: nn.Conv2d, 3: nn.Conv3d}
 FIRST_SLOPE = 0.025
@@ -55,7 +55,7 @@ class WeightNetwork(nn.Module):
 
 def _convolve(layer: nn.Module, x: Tensor) -> Tensor:
     """On a GPU by a kernel that leaves its result channels-last in memory."""
-    if not on_gpu(x):
+    if not is_fast(x):
         return layer(x)
     from metreg.kernels.convolve import convolve
 

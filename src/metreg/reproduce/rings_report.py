@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,9 @@ def write_report(out: Path, plan: Plan, settings: Settings, outcomes: Sequence[O
         **summarise(outcomes),
         "seeds": [outcome.summary()["errors_px"] for outcome in outcomes],
         "claims": {claim: held for claim, held, _ in claims(outcomes)},
-        "plan": {name: getattr(plan, name) for name in ("training_pairs", "test_pairs", "epochs", "iterations", "seeds")},
+        "plan": asdict(plan),
         "versions": {name: version_of(name) for name in ("metreg", "torch")},
-        "settings": settings.model_dump(),
+        "settings": settings.model_dump(mode="json"),
     }
     rows = table_rows(outcomes)
     figures = make_figures(outcomes, settings)
@@ -96,8 +97,10 @@ def write_report(out: Path, plan: Plan, settings: Settings, outcomes: Sequence[O
         version=version_of("metreg"),
     )
     _write(out / "report.html", page)
-    _write(out / "summary.json", json.dumps(summary, indent=2) + "\n")
-    return summary
+    text = json.dumps(summary, indent=2) + "\n"
+    _write(out / "summary.json", text)
+    told: dict[str, Any] = json.loads(text)
+    return told
 
 
 def said_of(plan: Plan) -> str:

@@ -67,10 +67,14 @@ def nesterov_step(m: Tensor, buffer: Tensor, gradient: Tensor, *, rate: Tensor |
 
 
 class TimeSteps:
-    """The number of time steps of a flow: raised when a velocity turns out to be too fast for them."""
+    """The number of time steps of a flow. On a CPU every flow finds its own (None).
+
+    On a GPU that would mean to read a value back: there the number is fixed, and raised when a velocity was too fast for it.
+    """
 
     def __init__(self, flow: FlowSettings, like: Tensor) -> None:
-        self.integrator, self.count = flow.integrator, flow.steps
+        self.integrator = flow.integrator
+        self.count = flow.steps if like.is_cuda else None
         self.fastest = torch.zeros((), dtype=like.dtype, device=like.device)
 
     def see(self, speed: Tensor) -> None:
@@ -79,6 +83,8 @@ class TimeSteps:
 
     def were_too_few(self) -> bool:
         """Whether a speed seen since the last call was too fast. If so there are more steps now."""
+        if self.count is None:
+            return False
         fastest = float(self.fastest)
         self.fastest.zero_()
         few = not fastest <= reach(self.count, self.integrator)

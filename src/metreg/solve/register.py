@@ -22,6 +22,7 @@ from metreg.similarity import make_similarity
 from metreg.solve.multiscale import Level, levels
 from metreg.solve.optimise import minimise
 from metreg.solve.result import Record, Registration
+from metreg.solve.unfold import unfold
 
 WeightsOf = Callable[..., Tensor]
 """`(m, grid=...)`: from a momentum and its grid to the weights (B, N, *S) there."""
@@ -67,11 +68,12 @@ def register_pair(
             m = minimise(objective.of(metric, scene), m, settings.solve, iterations=iterations, on_iteration=record)
 
     assert m is not None
+    metric = metric.at(m)
+    m, rounds = unfold(m, metric, scene.map_grid, settings.flow)
     with torch.no_grad():
-        metric = metric.at(m)
         final = {name: float(value.sum()) for name, value in objective(m, metric, scene)._asdict().items()}
         phi_inv, phi = maps_of(m, metric, scene.map_grid, settings.flow)
-    return Registration(m, metric, phi_inv, phi, scene.map_grid, history, final)
+    return Registration(m, metric, phi_inv, phi, scene.map_grid, history, final, rounds)
 
 
 def _passes(level: Level, weights: Tensor | WeightsOf | None) -> list[tuple[Tensor | WeightsOf | None, int]]:

@@ -1,0 +1,37 @@
+"""Options that several verbs share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.", show_default=False)]
+Preset = Annotated[str | None, typer.Option(help="default, paper2d or paper3d.", show_default="default")]
+Affine = Annotated[bool | None, typer.Option("--affine/--no-affine", help="Align linearly first.", show_default="affine")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
+Config = Annotated[Path | None, typer.Option("--config", help="Settings as a TOML file.", show_default=False)]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, e.g. solve.regularity=100.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of everything random.", show_default="0")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run wrote.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def with_options(
+    changes: list[str] | None, *, seed: int | None, model: str | None = None, affine: bool | None = None
+) -> list[str]:
+    """The --set strings, and what the plain options say."""
+    more = [*(changes or [])]
+    if seed is not None:
+        more.append(f"seed={seed}")
+    if model is not None:
+        more.append(f"model={json.dumps(model)}")
+    if affine is not None:
+        more.append(f"affine.kind={'affine' if affine else 'none'}")
+    return more

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from helpers import random_field
+from metreg.config import FlowSettings, MetricSettings
+from metreg.flow.maps import certify, count_folds
+from metreg.flow.stationary import flow
+from metreg.grid import Grid
+from metreg.solve.register import make_metric
+from metreg.solve.unfold import unfold
+
+
+@pytest.mark.parametrize("shape", [(24, 22), (14, 13, 12)])
+def test_maps_that_fold_no_longer_do_and_the_others_stay_as_they_are(shape: tuple[int, ...]) -> None:
+    grid = Grid(shape, (1 / 24,) * len(shape))
+    metric = make_metric(grid, MetricSettings(), like=torch.empty(0))
+    m = random_field(2, len(shape), *shape, dtype=torch.float32) * torch.tensor([6.0, 0.1]).view(2, 1, *[1] * len(shape))
+    before = flow(metric.sharp(m), grid)
+    assert count_folds(before, grid).gt(0).tolist() == [True, False]
+    found, rounds = unfold(m, metric, grid, FlowSettings())
+    phi_inv = flow(metric.sharp(found), grid)
+    assert rounds > 0 and not count_folds(phi_inv, grid).any()
+    assert certify(phi_inv[:1], grid).holds
+    assert torch.equal(found[1], m[1])
+    assert found[0].norm() > 0.3 * m[0].norm()
+
+
+def test_what_does_not_fold_is_left_alone() -> None:
+    grid = Grid((12, 12), (0.05, 0.05))
+    metric = make_metric(grid, MetricSettings(), like=torch.empty(0))
+    m = 0.1 * random_field(1, 2, 12, 12, dtype=torch.float32)
+    assert unfold(m, metric, grid, FlowSettings())[0] is m

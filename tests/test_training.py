@@ -1,0 +1,149 @@
+"""`metreg train` on files, and `metreg register` with what it learned."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+
+import metreg
+from conftest import bent_picture, centred, picture
+from metreg.checks import MetregError
+from metreg.config import Settings, make_settings
+from metreg.data.datasets import PairFiles, find_pairs
+from metreg.data.intensity import quantile_function, standardise
+from metreg.metric.store import load_metric
+from metreg.training import prepare, train_metric
+
+CPU = torch.device("cpu")
+
+
+def short(**more: object) -> Settings:
+    changes = {"train.epochs": [1, 2], "train.steps": 2, "flow.steps": 4, "learned.transport": 1.0, **more}
+    return make_settings(changes=changes)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Three small images of one thing, of different sizes, places and brightness."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for i, (shape, size) in enumerate((((22, 24, 20), 3.0), ((24, 22, 21), 3.2), ((20, 22, 22), 3.3))):
+        affine = centred(np.diag([size] * 3), shape)
+        values = (bent_picture if i == 1 else picture)(shape, affine) * (1 + i) + 100 * i
+        affine[:3, 3] += 2 * i
+        nib.save(nib.Nifti1Image(values.astype(np.float32), affine), folder / f"{i}.nii.gz")
+    return folder
+
+
+def test_a_metric_is_learned_from_a_folder_and_used(images: Path, tmp_path: Path) -> None:
+    heard: list[dict[str, object]] = []
+    files = find_pairs(images, choose="random:4")
+    train_metric(files, tmp_path / "run", short(), device=CPU, licence="mine", on_epoch=heard.append)
+    assert [(r["stage"], r["epoch"]) for r in heard] == [(1, 1), (2, 1), (2, 2)]
+    metric = load_metric(tmp_path / "run" / "metric.safetensors")
+    assert metric.licence == "mine" and metric.summary["pairs"] == 4 and metric.summary["images"] == 3
+    assert len(metric.intensity) == 101 and metric.intensity[-1] == pytest.approx(1, abs=0.01)
+    assert metric.voxel_mm == pytest.approx((6.2, 6.2, 6.2), rel=0.1)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names >= {"metric.safetensors", "log.jsonl", "report.html", "settings.toml", "checkpoint.safetensors"}
+    result = metreg.register(
+        images / "0.nii.gz",
+        images / "1.nii.gz",
+        metric=str(tmp_path / "run" / "metric.safetensors"),
+        changes={"solve.iterations": [4, 2, 2]},
+    )
+    assert result.metric_licence == "mine" and result.registration.metric.w.dim() == 5
+    assert result.settings.length_mm == metric.length_mm
+
+
+def test_a_network_that_looks_at_the_momentum_is_used_too(images: Path, tmp_path: Path) -> None:
+    settings = short(**{"learned.network.momentum_input": True})
+    train_metric(find_pairs(images)[:2], tmp_path / "run", settings, device=CPU)
+    result = metreg.register(
+        images / "0.nii.gz",
+        images / "1.nii.gz",
+        metric=str(tmp_path / "run" / "metric.safetensors"),
+        changes={"solve.iterations": [4, 2, 2]},
+    )
+    result.save(tmp_path / "out")
+    assert nib.load(tmp_path / "out" / "weights.nii.gz").shape[-1] == 4
+
+
+def test_images_are_aligned_to_one_template_and_matched_in_intensity(images: Path) -> None:
+    files = find_pairs(images)
+    prepared = prepare(files, images / "0.nii.gz", short())
+    assert prepared.pairs.images.shape[0] == 3 and len(prepared.pairs) == 6
+    correlation = np.corrcoef(prepared.pairs.images[:, 0, 4:-4, 4:-4, 4:-4].flatten(1).numpy())
+    assert correlation.min() > 0.9
+    with pytest.raises(MetregError, match=r"without an alignment .* got \(24, 22, 21\)"):
+        prepare(files, images / "0.nii.gz", short(**{"affine.kind": "none"}))
+
+
+def test_intensities_are_matched_to_a_standard() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.gamma(2.0, size=20000).astype(np.float32), rng.normal(5, 1, size=20000).astype(np.float32)
+    standard = quantile_function(a)
+    found = standardise(b, None, standard.tolist())
+    assert found.min() >= 0 and found.max() <= 1
+    np.testing.assert_allclose(quantile_function(found)[5:95], standard[5:95], atol=0.05)
+    assert (np.diff(found[np.argsort(b)]) >= 0).all()
+
+
+def test_masks_say_where_pairs_count(images: Path, tmp_path: Path) -> None:
+    image = nib.load(images / "0.nii.gz")
+    half = np.zeros(image.shape, dtype=np.uint8)
+    half[: image.shape[0] // 2] = 1
+    nib.save(nib.Nifti1Image(half, image.affine), tmp_path / "mask.nii.gz")
+    pair = PairFiles(images / "0.nii.gz", images / "1.nii.gz", moving_mask=tmp_path / "mask.nii.gz")
+    prepared = prepare([pair], images / "0.nii.gz", short())
+    assert prepared.pairs.masks is not None
+    scene = prepared.pairs.scene(torch.tensor([0]), prepared.pairs.grid, CPU)
+    assert scene.mask is not None and 0.1 < float(scene.mask.mean()) < 0.6
+
+
+def test_a_stopped_training_goes_on_with_the_same_files_only(images: Path, tmp_path: Path) -> None:
+    files, run = find_pairs(images)[:2], tmp_path / "run"
+
+    def stop(record: dict[str, object]) -> None:
+        if record["stage"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_metric(files, run, short(), device=CPU, on_epoch=stop)
+    with pytest.raises(MetregError, match="exists"):
+        train_metric(files, run, short(), device=CPU)
+    with pytest.raises(MetregError, match="other pairs"):
+        train_metric(find_pairs(images)[2:], run, short(), device=CPU, resume=True)
+    train_metric(files, run, short(), device=CPU, resume=True)
+    train_metric(files, tmp_path / "whole", short(), device=CPU)
+    found = [load_metric(folder / "metric.safetensors").model.state_dict() for folder in (run, tmp_path / "whole")]
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    epochs = [json.loads(line)["epoch"] for line in (run / "log.jsonl").read_text().splitlines()]
+    assert epochs == [1, 1, 2]
+
+
+def test_tensorboard_gets_the_curves_where_it_is_installed(images: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    train_metric(find_pairs(images)[:1], tmp_path / "run", short(), device=CPU)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    seen = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    seen.Reload()
+    assert len(seen.Scalars("stage 2/similarity")) == 2
+
+
+def test_synthetic_pairs_are_a_table_to_train_on(tmp_path: Path) -> None:
+    from metreg.synth import write_rings
+
+    write_rings(tmp_path / "rings", pairs=2, seed=0, overwrite=False)
+    files = find_pairs(tmp_path / "rings" / "pairs.csv")
+    assert len(files) == len(list(csv.DictReader((tmp_path / "rings" / "pairs.csv").open()))) == 2
+    changes = {"train.epochs": [1, 1], "train.steps": 1, "flow.steps": 4, "affine.kind": "none"}
+    metric = train_metric(files, tmp_path / "run", make_settings("paper2d", changes=changes), device=CPU)
+    assert metric.model.dim == 2 and metric.unit_cube
