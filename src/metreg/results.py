@@ -180,7 +180,7 @@ class Result:
             "metric_licence": self.metric_licence,
             "energy": {**self.registration.energy, "total": sum(self.registration.energy.values())},
             "folds": self.folds,
-            "unfolding_rounds": self.registration.unfolding,
+            "unfolded": bool(self.registration.unfolded.any()),
             "certificate": {**asdict(self.certificate), "holds": self.certificate.holds},
             "inverse": self._inverse_facts(),
             "jacobian": dict(zip(("min", "p1", "p5", "p50", "p95", "p99", "max"), percentiles.tolist(), strict=True)),

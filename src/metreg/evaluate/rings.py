@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -58,6 +58,8 @@ class RingResult:
     """The maps of the first few pairs, at image resolution."""
     weights: Tensor | None = None
     """The local weights (P, N, *S) on the map's grid, of a local metric."""
+    unfolded: int = 0
+    """Pairs whose momentum had to be lowered somewhere, or they would have folded."""
 
     def medians(self) -> dict[str, float]:
         return {name: float(values.quantile(0.5)) for name, values in self.errors.items()}
@@ -77,7 +79,8 @@ def register_rings(
     found = register_pair(source, target, batch.grid, settings, weights=local)
     folds = int(count_folds(found.phi_inv.double(), found.grid).sum())
     used = None if weights is None else found.metric.w.cpu()
-    return measure(batch, upsample(found.phi_inv, batch.grid).cpu(), folds, used)
+    result = measure(batch, upsample(found.phi_inv, batch.grid).cpu(), folds, used)
+    return replace(result, unfolded=int(found.unfolded.sum()))
 
 
 def measure(batch: RingBatch, phi_inv: Tensor, folds: int, weights: Tensor | None = None) -> RingResult:
@@ -92,7 +95,7 @@ def save_result(path: Path, result: RingResult, *, seconds: float) -> None:
     tensors = {**result.errors, "phi_inv": result.phi_inv}
     if result.weights is not None:
         tensors["weights"] = result.weights
-    header = {"folds": str(result.folds), "seconds": str(seconds)}
+    header = {"folds": str(result.folds), "unfolded": str(result.unfolded), "seconds": str(seconds)}
     with whole_file(path, overwrite=False) as temporary:
         write_tensors(temporary, tensors, form=FORMAT, header=header)
 
@@ -101,7 +104,8 @@ def load_result(path: Path) -> tuple[RingResult, float]:
     """A result, and the seconds it took."""
     tensors, header = read_tensors(path, form=FORMAT, role="result")
     errors = {region: tensors[region] for region in REGIONS}
-    return RingResult(errors, int(header["folds"]), tensors["phi_inv"], tensors.get("weights")), float(header["seconds"])
+    folds, unfolded = int(header["folds"]), int(header["unfolded"])
+    return RingResult(errors, folds, tensors["phi_inv"], tensors.get("weights"), unfolded), float(header["seconds"])
 
 
 def sigma_of(weights: Tensor, sigma: tuple[float, ...]) -> Tensor:

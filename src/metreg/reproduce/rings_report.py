@@ -33,7 +33,7 @@ from metreg.report.plots import (
 )
 from metreg.reproduce.synthetic2d import FULL, MAIN, QUICK, SAID, Outcome, Plan, Tell, experiment, pooled, summarise
 
-COLUMNS = ("method", "disc", "ring", "disc, quartiles", "ring, quartiles", "correlation", "contrast", "folds")
+COLUMNS = ("method", "disc", "ring", "disc, quartiles", "ring, quartiles", "correlation", "contrast", "folds", "unfolded")
 FIGURES = ("errors", "panels", "weights", "learning")
 TABLES = ("table.csv", "table.md", "summary.json", "summary.md", "report.html")
 NAMES = frozenset({*TABLES, *[f"{name}.png" for name in FIGURES], "runs"})
@@ -128,6 +128,7 @@ def table_rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
                 f"{summary['sigma_correlation'][name]:.3f}" if learned else "",
                 f"{summary['sigma_contrast'][name]:.4f}" if learned else "",
                 str(result.folds),
+                str(result.unfolded),
             )
         )
     return rows
@@ -181,7 +182,15 @@ def claims(outcomes: Sequence[Outcome]) -> list[tuple[str, bool, str]]:
         numbers = "; ".join(f"{SAID[n]} {listed([errors[n][r] for r in regions])}" for n in controls)
         found.append(("The local metric beats constant weights, also learned ones", below(controls), numbers))
     folds = sum(summary["folds_by_method"][name] for name in learned)
-    found.append(("No folds", folds == 0, f"{folds} with learned metrics, {summary['folds']} in all"))
+    unfolded = sum(summary["unfolded_pairs"][name] for name in learned)
+    pairs = len(pooled(outcomes, learned[0]).errors["disc"]) * len(learned)
+    found.append(
+        (
+            "No folds",
+            folds == 0,
+            f"{folds} with learned metrics, {summary['folds']} in all; {unfolded} of {pairs} maps had to be unfolded",
+        )
+    )
     return found
 
 

@@ -111,6 +111,7 @@ def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "sigma_contrast_true": mean("true_contrast", learned[0]) if learned else None,
         "folds": sum(result.folds for outcome in outcomes for result in outcome.results.values()),
         "folds_by_method": {name: pooled(outcomes, name).folds for name in names},
+        "unfolded_pairs": {name: pooled(outcomes, name).unfolded for name in names},
         "seconds": {
             name: round(sum(outcome.seconds.get(name, 0.0) for outcome in outcomes), 1) for name in outcomes[0].seconds
         },
@@ -121,7 +122,8 @@ def pooled(outcomes: Sequence[Outcome], name: str) -> RingResult:
     """One method on the test pairs of all seeds."""
     parts = [outcome.results[name] for outcome in outcomes]
     errors = {region: torch.cat([part.errors[region] for part in parts]) for region in parts[0].errors}
-    return RingResult(errors, sum(part.folds for part in parts), parts[0].phi_inv, parts[0].weights)
+    folds, unfolded = sum(part.folds for part in parts), sum(part.unfolded for part in parts)
+    return RingResult(errors, folds, parts[0].phi_inv, parts[0].weights, unfolded)
 
 
 Tell = Callable[[str], None]

@@ -69,7 +69,7 @@ def nesterov_step(m: Tensor, buffer: Tensor, gradient: Tensor, *, rate: Tensor |
 class TimeSteps:
     """The number of time steps of a flow. On a CPU every flow finds its own (None).
 
-    On a GPU that would mean to read a value back: there the number is fixed, and raised when a velocity was too fast for it.
+    On a GPU that would mean to read a value back: there the number is fixed, and raised after a velocity was too fast.
     """
 
     def __init__(self, flow: FlowSettings, like: Tensor) -> None:

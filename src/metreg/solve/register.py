@@ -69,11 +69,11 @@ def register_pair(
 
     assert m is not None
     metric = metric.at(m)
-    m, rounds = unfold(m, metric, scene.map_grid, settings.flow)
+    m, lowered = unfold(m, metric, scene.map_grid, settings.flow)
     with torch.no_grad():
         final = {name: float(value.sum()) for name, value in objective(m, metric, scene)._asdict().items()}
         phi_inv, phi = maps_of(m, metric, scene.map_grid, settings.flow)
-    return Registration(m, metric, phi_inv, phi, scene.map_grid, history, final, rounds)
+    return Registration(m, metric, phi_inv, phi, scene.map_grid, history, final, lowered)
 
 
 def _passes(level: Level, weights: Tensor | WeightsOf | None) -> list[tuple[Tensor | WeightsOf | None, int]]:

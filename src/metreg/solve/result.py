@@ -33,5 +33,5 @@ class Registration:
     history: list[Record]
     energy: dict[str, float]
     """The terms at the end, at the finest level."""
-    unfolding: int = 0
-    """Rounds in which the momentum was lowered where the map would have folded; 0: it is as the optimiser left it."""
+    unfolded: Tensor
+    """Pairs (B,) whose momentum was lowered at places, where the map would have folded."""

@@ -26,22 +26,24 @@ ROUNDS = 100
 
 
 @torch.no_grad()
-def unfold(m: Tensor, metric: Metric, grid: Grid, settings: FlowSettings) -> tuple[Tensor, int]:
-    """The momenta, lowered around places where the map's determinant may fall below the margin, and the rounds it took.
+def unfold(m: Tensor, metric: Metric, grid: Grid, settings: FlowSettings) -> tuple[Tensor, Tensor]:
+    """The momenta, lowered around places where the map's determinant may fall below the margin, and which were, (B,).
 
     Pairs and places at which nothing is wrong are left as they are. A momentum of zero makes the identity: it must end.
     """
+    lowered = torch.zeros(len(m), dtype=torch.bool, device=m.device)
     for rounds in range(ROUNDS):
         v = metric.sharp(m)
         phi_inv = flow(v, grid, integrator=settings.integrator, steps=settings.steps)
         wrong = bernstein_minimum(phi_inv, grid) < MARGIN
         if not bool(wrong.any()):
-            return m, rounds
+            return m, lowered
+        lowered |= wrong.flatten(1).any(1)
         here = _around(wrong, grid, REACH * (1 + rounds / 10)).to(m)
         phi = flow(-v, grid, integrator=settings.integrator, steps=settings.steps)
         there = sample(here, phi, grid)  # where the points that end up wrong have come from
         m = m * (1 - SHARE * torch.maximum(here, there))
-    return torch.where(wrong.flatten(1).any(1).view(-1, *[1] * (m.dim() - 1)), 0, m), ROUNDS
+    return torch.where(wrong.flatten(1).any(1).view(-1, *[1] * (m.dim() - 1)), 0, m), lowered
 
 
 def _around(cells: Tensor, grid: Grid, reach: float) -> Tensor:
