@@ -73,7 +73,7 @@ def _write(work: Path, plan: Plan, settings: Settings, outcome: Outcome, result:
     metric = MetricFile(outcome.models[LEARNED], grid.length_mm, grid.spacing, unit_cube=True, summary=outcome.summary())
     save_metric(work / "metric.safetensors", metric)
     rows = [(name, f"{row['disc']:.2f}", f"{row['ring']:.2f}") for name, row in result.errors.items()]
-    agreement = outcome.agreement[LEARNED]
+    agreement = outcome.results[LEARNED].agreement
     page = render(
         "metreg demo: a metric learned from rings",
         f"A metric is learned from {plan.training_pairs} synthetic pairs; {plan.test_pairs} others, whose true maps are "

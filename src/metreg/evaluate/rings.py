@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -57,7 +58,11 @@ class RingResult:
     phi_inv: Tensor
     """The maps of the first few pairs, at image resolution."""
     weights: Tensor | None = None
-    """The local weights (P, N, *S) on the map's grid, of a local metric."""
+    """Of a local metric: the weights (P, N, *S) of the first few pairs, on the map's grid."""
+    mean_weights: Tensor | None = None
+    """Their mean over all points of all pairs, (N,)."""
+    agreement: dict[str, float] = field(default_factory=dict)
+    """How sigma(x) compares with the truth."""
     unfolded: int = 0
     """Pairs whose momentum had to be lowered somewhere, or they would have folded."""
 
@@ -78,34 +83,50 @@ def register_rings(
     local = weights.to(device) if isinstance(weights, Tensor) else weights
     found = register_pair(source, target, batch.grid, settings, weights=local)
     folds = int(count_folds(found.phi_inv.double(), found.grid).sum())
-    used = None if weights is None else found.metric.w.cpu()
-    result = measure(batch, upsample(found.phi_inv, batch.grid).cpu(), folds, used)
-    return replace(result, unfolded=int(found.unfolded.sum()))
+    result = measure(batch, upsample(found.phi_inv, batch.grid).cpu(), folds)
+    if weights is None:
+        return replace(result, unfolded=int(found.unfolded.sum()))
+    used = found.metric.w.cpu()
+    return replace(
+        result,
+        weights=used[:SHOWN].clone(),
+        mean_weights=used.mean((0, 2, 3)),
+        agreement=sigma_agreement(used, batch, settings.metric.sigma),
+        unfolded=int(found.unfolded.sum()),
+    )
 
 
-def measure(batch: RingBatch, phi_inv: Tensor, folds: int, weights: Tensor | None = None) -> RingResult:
+def measure(batch: RingBatch, phi_inv: Tensor, folds: int) -> RingResult:
     errors = {
         name: displacement_error(phi_inv, batch.phi_inv, (batch.labels == label)[:, 0], batch.grid)
         for name, label in REGIONS.items()
     }
-    return RingResult(errors, folds, phi_inv[:SHOWN].clone(), weights)
+    return RingResult(errors, folds, phi_inv[:SHOWN].clone())
 
 
 def save_result(path: Path, result: RingResult, *, seconds: float) -> None:
     tensors = {**result.errors, "phi_inv": result.phi_inv}
-    if result.weights is not None:
-        tensors["weights"] = result.weights
-    header = {"folds": str(result.folds), "unfolded": str(result.unfolded), "seconds": str(seconds)}
+    if result.weights is not None and result.mean_weights is not None:
+        tensors |= {"weights": result.weights, "mean_weights": result.mean_weights}
+    facts = {"folds": result.folds, "unfolded": result.unfolded, "agreement": result.agreement, "seconds": seconds}
     with whole_file(path, overwrite=False) as temporary:
-        write_tensors(temporary, tensors, form=FORMAT, header=header)
+        write_tensors(temporary, tensors, form=FORMAT, header={"facts": json.dumps(facts)})
 
 
 def load_result(path: Path) -> tuple[RingResult, float]:
     """A result, and the seconds it took."""
     tensors, header = read_tensors(path, form=FORMAT, role="result")
-    errors = {region: tensors[region] for region in REGIONS}
-    folds, unfolded = int(header["folds"]), int(header["unfolded"])
-    return RingResult(errors, folds, tensors["phi_inv"], tensors.get("weights"), unfolded), float(header["seconds"])
+    facts = json.loads(header["facts"])
+    result = RingResult(
+        errors={region: tensors[region] for region in REGIONS},
+        folds=facts["folds"],
+        phi_inv=tensors["phi_inv"],
+        weights=tensors.get("weights"),
+        mean_weights=tensors.get("mean_weights"),
+        agreement=facts["agreement"],
+        unfolded=facts["unfolded"],
+    )
+    return result, facts["seconds"]
 
 
 def sigma_of(weights: Tensor, sigma: tuple[float, ...]) -> Tensor:
@@ -123,6 +144,7 @@ def sigma_agreement(weights: Tensor, batch: RingBatch, sigma: tuple[float, ...])
     stacked = torch.stack([found.flatten(), truth.flatten()])
     return {
         "correlation": float(torch.corrcoef(stacked)[0, 1]),
+        "mean": float(found.mean()),
         "contrast": float(found[background].mean() - found[ring].mean()),
         "true_contrast": float(truth[background].mean() - truth[ring].mean()),
     }

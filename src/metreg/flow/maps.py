@@ -89,18 +89,19 @@ def bernstein_minimum(phi: Tensor, grid: Grid) -> Tensor:
     of all choices of one edge per direction whose ends add up to J.
     """
     dim = grid.dim
-    edges = {
-        (d, corner): _edge(phi, d, corner) / grid.spacing[d]
-        for d in range(dim)
-        for corner in product((0, 1), repeat=dim)
-        if corner[d] == 0
-    }
-    choices = [[corner for (axis, corner) in edges if axis == d] for d in range(dim)]
+    corners = [[c for c in product((0, 1), repeat=dim) if c[d] == 0] for d in range(dim)]
+    edges = [{c: _edge(phi, d, c) / grid.spacing[d] for c in corners[d]} for d in range(dim)]
+    normals: dict[tuple[tuple[int, ...], ...], Tensor]
+    if dim == 2:  # a . (b turned by a right angle) is the determinant
+        normals = {(c,): torch.stack([b[:, 1], -b[:, 0]], dim=1) for c, b in edges[1].items()}
+    else:  # a . (b x c) is
+        normals = {(c, e): torch.linalg.cross(f, g, dim=1) for c, f in edges[1].items() for e, g in edges[2].items()}
     sums: dict[tuple[int, ...], Tensor] = {}
-    for chosen in product(*choices):
-        degree = tuple(sum(corner[e] for corner in chosen) for e in range(dim))
-        det = determinant(torch.stack([edges[d, corner] for d, corner in enumerate(chosen)], dim=2))
-        sums[degree] = sums[degree] + det if degree in sums else det
+    for first, edge in edges[0].items():
+        for others, normal in normals.items():
+            degree = tuple(sum(corner[e] for corner in (first, *others)) for e in range(dim))
+            det = (edge * normal).sum(1)
+            sums[degree] = sums[degree].add_(det) if degree in sums else det
     coefficients = [total / math.prod(math.comb(dim - 1, j) for j in degree) for degree, total in sums.items()]
     return torch.stack(coefficients).amin(0)
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from metreg.checks import MetregError
 from metreg.config import Settings, changed
 from metreg.data.whole import whole_file
-from metreg.evaluate.rings import RingResult, sigma_of
+from metreg.evaluate.rings import RingResult
 from metreg.fields import jacobian_determinant
 from metreg.grid import Array
 from metreg.interpolate import sample, upsample
@@ -148,7 +148,7 @@ def claims(outcomes: Sequence[Outcome]) -> list[tuple[str, bool, str]]:
 
     shares = [errors[name][r] / errors["global"][r] for name in main for r in regions]
     learned = [name for name in errors if name.startswith("omt")]
-    sigmas = [float(_mean_sigma(outcomes, name)) for name in main]
+    sigmas = [summary["sigma_mean"][name] for name in main]
     found = [
         (
             "Median errors are below one pixel for all penalties",
@@ -192,12 +192,6 @@ def claims(outcomes: Sequence[Outcome]) -> list[tuple[str, bool, str]]:
         )
     )
     return found
-
-
-def _mean_sigma(outcomes: Sequence[Outcome], name: str) -> float:
-    sigma = outcomes[0].models[name].metric.sigma
-    values = [sigma_of(w, sigma).mean() for w in (outcome.results[name].weights for outcome in outcomes) if w is not None]
-    return float(torch.stack(values).mean())
 
 
 def summary_page(plan: Plan, outcomes: Sequence[Outcome], rows: Sequence[Sequence[str]]) -> str:

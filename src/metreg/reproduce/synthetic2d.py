@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from metreg.evaluate.rings import (
     load_result,
     register_rings,
     save_result,
-    sigma_agreement,
 )
 from metreg.learn.train import read_log, train
 from metreg.metric.learned import LearnedMetric
@@ -85,8 +84,6 @@ class Outcome:
 
     test: RingBatch
     results: dict[str, RingResult] = field(default_factory=dict)
-    agreement: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Of the learned metrics: how sigma(x) compares with the truth."""
     models: dict[str, LearnedMetric] = field(default_factory=dict)
     histories: dict[str, list[tuple[int, dict[str, float]]]] = field(default_factory=dict)
     """Stage and mean energy by term of every epoch."""
@@ -99,14 +96,15 @@ class Outcome:
 def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Medians over the test pairs of all seeds, of sigma(x) the mean over seeds."""
     names = [name for name in SAID if name in outcomes[0].results]
-    learned = [name for name in names if name in outcomes[0].agreement]
+    learned = [name for name in names if name in outcomes[0].models]
 
     def mean(of: str, name: str) -> float:
-        return sum(outcome.agreement[name][of] for outcome in outcomes) / len(outcomes)
+        return sum(outcome.results[name].agreement[of] for outcome in outcomes) / len(outcomes)
 
     return {
         "errors_px": {name: pooled(outcomes, name).medians() for name in names},
         "sigma_correlation": {name: mean("correlation", name) for name in learned},
+        "sigma_mean": {name: mean("mean", name) for name in learned},
         "sigma_contrast": {name: mean("contrast", name) for name in learned},
         "sigma_contrast_true": mean("true_contrast", learned[0]) if learned else None,
         "folds": sum(result.folds for outcome in outcomes for result in outcome.results.values()),
@@ -121,9 +119,12 @@ def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 def pooled(outcomes: Sequence[Outcome], name: str) -> RingResult:
     """One method on the test pairs of all seeds."""
     parts = [outcome.results[name] for outcome in outcomes]
-    errors = {region: torch.cat([part.errors[region] for part in parts]) for region in parts[0].errors}
-    folds, unfolded = sum(part.folds for part in parts), sum(part.unfolded for part in parts)
-    return RingResult(errors, folds, parts[0].phi_inv, parts[0].weights, unfolded)
+    return replace(
+        parts[0],
+        errors={region: torch.cat([part.errors[region] for part in parts]) for region in parts[0].errors},
+        folds=sum(part.folds for part in parts),
+        unfolded=sum(part.unfolded for part in parts),
+    )
 
 
 Tell = Callable[[str], None]
@@ -161,10 +162,9 @@ def experiment(
             model = work.train(name, variant, after="stage1")
         outcome.models[name] = model
         found = work.register(name, model.weights_of(test.pairs.source.to(device), map_grid), plan.iterations)
-        assert found.weights is not None
-        outcome.agreement[name] = sigma_agreement(found.weights, test, settings.metric.sigma)
         if name == "omt50":  # the control: the spatial mean of what was learned
-            mean = found.weights.mean((0, 2, 3), keepdim=True).expand_as(found.weights)
+            assert found.mean_weights is not None
+            mean = found.mean_weights.view(1, -1, 1, 1).expand(len(test.pairs), -1, *map_grid.shape)
             work.register("constant", mean, plan.iterations)
     for path in runs.glob("*/momenta-*.npy"):
         path.unlink()
