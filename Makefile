@@ -25,6 +25,7 @@ docs: $(VENV)/installed-docs
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/iteration.py
+	$(BIN)/python benchmarks/learning.py
 
 # ANTs pins other versions of numpy and scipy, so it lives in an environment of its own; tests/test_ants.py uses it
 peers: .venv-peers/installed

@@ -14,6 +14,10 @@ HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("METREG_DATA") or HERE.parents[1] / "shared" / "data")
 
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels for GPUs are tested in Triton's interpreter
+
+
 def pytest_configure() -> None:
     torch.set_num_threads(int(os.environ.get("METREG_TEST_THREADS", "1")))
 

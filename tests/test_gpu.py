@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from helpers import random_field
 from metreg.config import make_settings
 from metreg.evaluate.rings import RingBatch
 from metreg.flow.stationary import flow, transport
-from metreg.flow.steps import ORDER, step
 from metreg.grid import Grid
 from metreg.kernels.replay import Replay
 from metreg.learn.train import train
@@ -53,41 +51,6 @@ def test_the_same_run_twice_gives_the_same_bits(similarity: str) -> None:
     settings = make_settings(changes={"solve.iterations": [5, 5, 3], "similarity.name": similarity})
     runs = [register_pair(pair.source.cuda(), pair.target.cuda(), pair.grid, settings).m for _ in range(2)]
     assert torch.equal(*runs)
-
-
-@pytest.mark.parametrize("shape", [(2, 3), (33, 17), (2, 3, 2), (19, 34, 9)])
-@pytest.mark.parametrize("scheme", list(ORDER))
-def test_transport_kernels_equal_the_plain_steps_forward_and_gradient(scheme: str, shape: tuple[int, ...]) -> None:
-    grid = Grid(shape, (0.2, 0.25, 0.3)[: len(shape)])
-    f, v, p = (random_field(3, len(shape), *shape, seed=s) for s in (1, 2, 3))
-    f, v = f.requires_grad_(), (0.2 * v).requires_grad_()
-    plain = f
-    for _ in range(4):
-        plain = step(plain, v=v, dt=1 / 4, grid=grid, order=ORDER[scheme])
-    expected = (plain, *torch.autograd.grad(plain, (f, v), p))
-    g, u = (t.detach().float().cuda().requires_grad_() for t in (f, v))
-    fast = transport(g, u, grid, 4, scheme)
-    for found, wanted in zip((fast, *torch.autograd.grad(fast, (g, u), p.float().cuda())), expected, strict=True):
-        assert float((found.cpu() - wanted).detach().norm() / wanted.detach().norm()) < 1e-5
-
-
-@pytest.mark.parametrize("shape", [(3, 2), (33, 17), (3, 4, 2), (9, 18, 11)])
-@pytest.mark.parametrize(("channels", "width"), [((1, 20), 5), ((20, 4), 5), ((3, 7), 3)])
-def test_convolutions_equal_torch_and_so_do_gradients(
-    shape: tuple[int, ...], channels: tuple[int, int], width: int
-) -> None:
-    from metreg.kernels.convolve import convolve  # needs triton
-
-    x = random_field(3, channels[0], *shape, seed=1).requires_grad_()
-    kernel = random_field(channels[1], channels[0], *[width] * len(shape), seed=2).requires_grad_()
-    p = random_field(3, channels[1], *shape, seed=3)
-    plain = (F.conv2d if len(shape) == 2 else F.conv3d)(x, kernel, padding=width // 2)
-    expected = (plain, *torch.autograd.grad(plain, (x, kernel), p))
-    y, k = (t.detach().float().cuda().requires_grad_() for t in (x, kernel))
-    fast = convolve(y, k)
-    for found, wanted in zip((fast, *torch.autograd.grad(fast, (y, k), p.float().cuda())), expected, strict=True):
-        assert found.shape == wanted.shape
-        assert float((found.cpu() - wanted).detach().norm() / wanted.detach().norm()) < 1e-5
 
 
 def test_replayed_iterations_equal_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:

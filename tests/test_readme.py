@@ -57,6 +57,21 @@ def test_the_real_pair_example_runs_from_the_shell_and_from_python(folder: Path)
     assert (folder / "out_python" / "warped.nii.gz").exists()
 
 
+@pytest.mark.data
+def test_the_learning_example_runs(data: Path, tmp_path: Path) -> None:
+    """With slices for a, b and c, and few epochs."""
+    table = next(block for block in blocks("") if block.startswith("moving,fixed"))
+    (tmp_path / "pairs.csv").write_text(table)
+    for name, source in zip("abc", sorted((data / "oasis2d").rglob("*.nii.gz"))[:3], strict=True):
+        shutil.copy(source, tmp_path / f"{name}.nii.gz")
+    train, register = blocks("bash")[2].splitlines()
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    short = ("--set train.epochs=[1,1] --set train.steps=1", "--set solve.iterations=[5,5,2]")
+    for command, less in zip((train, register), short, strict=True):
+        subprocess.run(f"{command} {less}", shell=True, cwd=tmp_path, env=environment, check=True)
+    assert (tmp_path / "out_learned" / "weights.nii.gz").exists()
+
+
 def test_the_table_of_verbs_is_complete() -> None:
     from metreg.cli import app
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from metreg.grid import Grid
+from metreg.kernels import is_fast
 
 
 def sample(
@@ -56,6 +57,18 @@ def upsample(f: Tensor, fine: Grid) -> Tensor:
         if n != f.shape[d + 2]:
             f = along_axis(_matrix(f.shape[d + 2], n, f, fine), f, d + 2)
     return f
+
+
+def warp(source: Tensor, phi_inv: Tensor, grid: Grid) -> Tensor:
+    """I0 o phi_inv for a map that lives on a coarser grid of the same box.  (B, 1, *S), (B, D, *C) -> (B, 1, *S)."""
+    if not is_fast(phi_inv) or source.shape[1] != 1 or source.requires_grad:
+        return sample(source, upsample(phi_inv, grid), grid)
+    from metreg.kernels.warp import Warp
+
+    counts = zip(phi_inv.shape[2:-1], grid.shape, strict=False)
+    up = [None if c == n else _matrix(c, n, phi_inv, grid) for c, n in counts]
+    warped: Tensor = Warp.apply(source, phi_inv, grid, up)  # type: ignore[no-untyped-call]
+    return warped
 
 
 def downsample(f: Tensor, coarse: Grid) -> Tensor:
