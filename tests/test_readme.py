@@ -13,6 +13,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
+ENVIRONMENT = {
+    **os.environ,
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    "OMP_NUM_THREADS": "1",  # other tests run beside it
+}
 
 
 def blocks(language: str) -> list[str]:
@@ -25,7 +30,7 @@ def test_the_first_block_is_the_two_commands() -> None:
 
 @pytest.mark.skipif(not (ROOT / ".venv" / "installed").exists(), reason="not in the environment that make sets up")
 def test_make_demo_runs() -> None:
-    done = subprocess.run(["make", "demo"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(["make", "demo"], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     rows = dict(re.findall(r"^  (\w+ metric) +([\d.]+) +[\d.]+$", done.stdout, flags=re.MULTILINE))
     assert float(rows["learned metric"]) < 0.6 * float(rows["global metric"])
     assert (ROOT / "demo" / "report.html").stat().st_size > 10_000
@@ -46,9 +51,8 @@ def test_the_real_pair_example_runs_from_the_shell_and_from_python(folder: Path)
     shell, python = blocks("bash")[1], blocks("python")[0]
     commands = [line for line in shell.splitlines() if line and not line.startswith("source")]
     assert [command.split()[1] for command in commands] == ["register", "apply", "apply"]
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     for command in commands:
-        subprocess.run(command, shell=True, cwd=folder, env=environment, check=True)
+        subprocess.run(command, shell=True, cwd=folder, env=ENVIRONMENT, check=True)
     for name in re.findall(r"^\| `([\w.]+)`", README, flags=re.MULTILINE):
         assert (folder / "out" / name).exists()
     assert (folder / "labels_on_fixed.nii.gz").exists() and (folder / "points_in_moving.csv").exists()
@@ -60,15 +64,13 @@ def test_the_real_pair_example_runs_from_the_shell_and_from_python(folder: Path)
 @pytest.mark.data
 def test_the_learning_example_runs(data: Path, tmp_path: Path) -> None:
     """With slices for a, b and c, and few epochs."""
-    table = next(block for block in blocks("") if block.startswith("moving,fixed"))
-    (tmp_path / "pairs.csv").write_text(table)
+    (tmp_path / "pairs.csv").write_text(blocks("csv")[0])
     for name, source in zip("abc", sorted((data / "oasis2d").rglob("*.nii.gz"))[:3], strict=True):
         shutil.copy(source, tmp_path / f"{name}.nii.gz")
     train, register = blocks("bash")[2].splitlines()
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     short = ("--set train.epochs=[1,1] --set train.steps=1", "--set solve.iterations=[5,5,2]")
     for command, less in zip((train, register), short, strict=True):
-        subprocess.run(f"{command} {less}", shell=True, cwd=tmp_path, env=environment, check=True)
+        subprocess.run(f"{command} {less}", shell=True, cwd=tmp_path, env=ENVIRONMENT, check=True)
     assert (tmp_path / "out_learned" / "weights.nii.gz").exists()
 
 
