@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -100,8 +99,7 @@ def test_a_killed_training_goes_on_and_ends_with_the_same_network(home: str, tmp
     for line in process.stdout:
         if line.split() == ["2", "1"]:
             break
-    time.sleep(0.05)  # somewhere in the next epoch
-    process.send_signal(signal.SIGKILL)
+    process.send_signal(signal.SIGKILL)  # somewhere in the next epoch
     process.wait()
     done = load_checkpoint(cut / "checkpoint.safetensors", short())[0]
     assert done.stage == 1 and 1 <= done.epoch < 3
