@@ -14,12 +14,14 @@ HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("METREG_DATA") or HERE.parents[1] / "shared" / "data")
 
 
+THREADS = os.environ.get("METREG_TEST_THREADS", "1")
+os.environ |= {"OMP_NUM_THREADS": THREADS, "NUMBA_NUM_THREADS": THREADS}  # workers run side by side, and start others
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels for GPUs are tested in Triton's interpreter
 
 
 def pytest_configure() -> None:
-    torch.set_num_threads(int(os.environ.get("METREG_TEST_THREADS", "1")))
+    torch.set_num_threads(int(THREADS))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
