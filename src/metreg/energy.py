@@ -13,7 +13,7 @@ from metreg.config import FlowSettings
 from metreg.fields import inner
 from metreg.flow.stationary import flow, speed
 from metreg.grid import Grid
-from metreg.interpolate import warp
+from metreg.interpolate import sample, upsample
 from metreg.metric.base import Metric
 from metreg.metric.learned import Penalties
 from metreg.similarity import Similarity
@@ -66,7 +66,7 @@ class Objective:
         phi_inv = flow(
             v, scene.map_grid, integrator=self.flow.integrator, steps=steps or self.flow.steps, adapt=steps is None
         )
-        warped = warp(scene.source, phi_inv, scene.grid)
+        warped = sample(scene.source, upsample(phi_inv, scene.grid), scene.grid)
         similarity = self.similarity(warped, scene.target, scene.mask)
         free = torch.zeros_like(similarity)
         energy = Energy(

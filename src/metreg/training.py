@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from metreg.data.formats import Image
 from metreg.data.intensity import quantile_function
 from metreg.data.io import match_planes, read_image, read_mask
 from metreg.data.pair import bring, domain_of
-from metreg.data.whole import check_output, whole_file
+from metreg.data.whole import check_output, clear_folder, whole_file
 from metreg.energy import Energy
 from metreg.learn.train import LOG, TrainingPairs, train
 from metreg.metric.store import MetricFile, save_metric
@@ -30,8 +29,11 @@ from metreg.report.plots import energy_curves
 from metreg.solve.affine import align
 from metreg.solve.multiscale import map_grid_of
 
-NAMES = ("metric.safetensors", "report.html", "settings.toml", "pairs.json", LOG, "checkpoint.safetensors")
-"""What a training writes into its folder, beside the momenta."""
+NAMES = frozenset(
+    {"metric.safetensors", "report.html", "settings.toml", "pairs.json", LOG, "checkpoint.safetensors"}
+    | {"momenta-0.npy", "momenta-1.npy", "tensorboard"}
+)
+"""What a training writes into its folder."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,10 +153,7 @@ def _open_run(run: Path, files: list[PairFiles], template: Path, *, resume: bool
             raise MetregError(f"--resume: the training in {run} has other pairs; use those, or a new folder")
         return
     check_output(run, overwrite=overwrite)
-    if run.exists():
-        for name in (*NAMES, "momenta-0.npy", "momenta-1.npy"):
-            (run / name).unlink(missing_ok=True)
-        shutil.rmtree(run / "tensorboard", ignore_errors=True)
+    clear_folder(run, NAMES)
     run.mkdir(parents=True, exist_ok=True)
     record.write_text(given, encoding="utf-8")
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from metreg.checks import MetregError
 from metreg.config import Settings, changed
 from metreg.data.whole import whole_file
-from metreg.evaluate.rings import RingResult
+from metreg.evaluate.rings import RingResult, sigma_of
 from metreg.fields import jacobian_determinant
 from metreg.grid import Array
 from metreg.interpolate import sample, upsample
@@ -222,7 +222,7 @@ def make_figures(outcomes: Sequence[Outcome], settings: Settings) -> dict[str, F
     label = next(name for name in (*MAIN, *first.histories) if name in first.histories)
 
     def spread(w: Array) -> Array:
-        return np.asarray(np.sqrt(np.einsum("n...,n->...", w, np.array(sigma) ** 2)))
+        return sigma_of(torch.from_numpy(w)[None], sigma)[0].numpy()
 
     return {
         "Displacement errors over the test pairs": error_boxes(
