@@ -208,11 +208,11 @@ def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 def test_help_is_quick_and_loads_nothing_heavy() -> None:
     start = time.perf_counter()
-    shown = subprocess.run([sys.executable, "-m", "metreg", "--help"], capture_output=True, text=True, check=True)
+    shown = subprocess.run([sys.executable, "-m", "metreg", "--help"], capture_output=True, encoding="utf-8", check=True)
     assert time.perf_counter() - start < 5  # a guard against importing torch, not a benchmark
     assert "register" in shown.stdout
     code = "import sys, metreg, metreg.cli; print({'torch', 'nibabel', 'matplotlib', 'SimpleITK'} & set(sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
     assert loaded.stdout.strip() == "set()"
 
 

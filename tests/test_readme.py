@@ -30,7 +30,7 @@ def test_the_first_block_is_the_two_commands() -> None:
 
 @pytest.mark.skipif(not (ROOT / ".venv" / "installed").exists(), reason="not in the environment that make sets up")
 def test_make_demo_runs() -> None:
-    done = subprocess.run(["make", "demo"], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    done = subprocess.run(["make", "demo"], cwd=ROOT, env=ENVIRONMENT, capture_output=True, encoding="utf-8", check=True)
     rows = dict(re.findall(r"^  (\w+ metric) +([\d.]+) +[\d.]+$", done.stdout, flags=re.MULTILINE))
     assert float(rows["learned metric"]) < 0.6 * float(rows["global metric"])
     assert (ROOT / "demo" / "report.html").stat().st_size > 10_000
@@ -56,7 +56,7 @@ def test_the_real_pair_example_runs_from_the_shell_and_from_python(folder: Path)
     for name in re.findall(r"^\| `([\w.]+)`", README, flags=re.MULTILINE):
         assert (folder / "out" / name).exists()
     assert (folder / "labels_on_fixed.nii.gz").exists() and (folder / "points_in_moving.csv").exists()
-    done = subprocess.run([sys.executable, "-c", python], cwd=folder, check=True, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", python], cwd=folder, check=True, capture_output=True, encoding="utf-8")
     assert done.stdout.startswith("0 Certificate(")
     assert (folder / "out_python" / "warped.nii.gz").exists()
 

@@ -94,7 +94,7 @@ def test_a_killed_training_goes_on_and_ends_with_the_same_network(home: str, tmp
     expected = parameters(train(some_pairs(), short(), whole, device=CPU, home=home)[0])  # type: ignore[arg-type]
     here = Path(__file__).resolve().parent
     script = SCRIPT.format(paths=[str(here), str(here.parent)])
-    process = subprocess.Popen([sys.executable, "-c", script, str(cut), home], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", script, str(cut), home], stdout=subprocess.PIPE, encoding="utf-8")
     assert process.stdout is not None
     for line in process.stdout:
         if line.split() == ["2", "1"]:
