@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
 
-.PHONY: demo test lint types docs bench peers clean
+.PHONY: demo test lint types docs bench peers browser viewer clean
 
 demo: $(VENV)/installed
 	$(BIN)/metreg demo -o demo --overwrite
@@ -30,16 +30,30 @@ bench: $(VENV)/installed
 # ANTs pins other versions of numpy and scipy, so it lives in an environment of its own; tests/test_ants.py uses it
 peers: .venv-peers/installed
 
+# the tests marked browser open reports in Debian's chromium, and are skipped without it
+browser:
+	@if command -v chromium >/dev/null; then :; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		apt-get install -qq -y --no-install-recommends chromium >/dev/null \
+		|| { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium >/dev/null; } \
+		|| echo "warning: chromium could not be installed; tests in a browser are skipped"; \
+	else echo "no chromium: tests in a browser are skipped. As root: apt-get install chromium"; fi
+
+# the viewer of the reports, from npm; without it they show still slices
+viewer: $(VENV)/pip
+	@$(BIN)/python tools/fetch_viewer.py || true
+
 clean:
-	rm -rf $(VENV) .venv-peers demo docs/_build
+	rm -rf $(VENV) .venv-peers demo docs/_build src/metreg/report/vendor
 
 $(VENV)/pip:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt setuptools
 	@touch $@
 
-$(VENV)/installed: $(VENV)/pip pyproject.toml constraints.txt
+$(VENV)/installed: $(VENV)/pip pyproject.toml constraints.txt setup.py tools/fetch_viewer.py
 	$(BIN)/python -m pip install -q --no-build-isolation -c constraints.txt -e .
+	@$(MAKE) -s viewer
 	@touch $@
 
 $(VENV)/installed-dev $(VENV)/installed-docs: $(VENV)/installed-%: $(VENV)/installed

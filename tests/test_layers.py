@@ -16,8 +16,10 @@ WALK = """
     similarity.ssd similarity.ncc similarity.lncc similarity.mi similarity energy synthetic
     solve.result solve.optimise solve.multiscale solve.affine solve.unfold solve.register solve.momentum
     learn.momenta learn.checkpoint learn.train
-    evaluate.overlap evaluate.displacement evaluate.rings report.plots report.page
-    results pipeline apply synth training reproduce.synthetic2d reproduce.rings_report demo terminal options cli __main__
+    evaluate.overlap evaluate.displacement evaluate.rings evaluate.statistics evaluate.regions evaluate.regularity
+    evaluate.measure report.tables report.planes report.plots report.boxes report.viewer report.layers report.page
+    report.pair report.evaluation results pipeline apply synth training evaluation
+    reproduce.synthetic2d reproduce.rings_report demo terminal options verbs.pair verbs.many verbs.experiments cli __main__
 """
 ORDER = WALK.split()
 FILES = sorted(path for path in SRC.rglob("*.py") if path.read_text().strip() and path != SRC / "__init__.py")

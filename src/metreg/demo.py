@@ -14,9 +14,11 @@ from metreg.config import Settings
 from metreg.data.whole import whole_folder
 from metreg.metric.store import MetricFile, save_metric
 from metreg.pipeline import version_of
-from metreg.report.page import Table, png, render
+from metreg.report.page import Card, Html, Section, png, render
+from metreg.report.pair import compare_html
 from metreg.report.plots import panel
-from metreg.reproduce.rings_report import FIGURES, make_figures, slice_of
+from metreg.report.tables import Table
+from metreg.reproduce.rings_report import FIGURES, make_figures, plane_shown
 from metreg.reproduce.synthetic2d import QUICK, Outcome, Plan, experiment
 
 NAMES = frozenset({"panel.png", *[f"{name}.png" for name in FIGURES], "metric.safetensors", "report.html"})
@@ -59,34 +61,42 @@ def run_demo(
         errors = {SAID[name]: summary["errors_px"][name] for name in SAID if name in summary["errors_px"]}
         folds = sum(summary["folds_by_method"][name] for name in SAID)
         result = DemoResult(errors, folds, time.perf_counter() - start)
-        _write(work, plan, settings, outcome, result)
+        _write(work, out, plan, settings, outcome, result)
     return result
 
 
-def _write(work: Path, plan: Plan, settings: Settings, outcome: Outcome, result: DemoResult) -> None:
+def _write(work: Path, out: Path, plan: Plan, settings: Settings, outcome: Outcome, result: DemoResult) -> None:
     figures = make_figures([outcome], settings)
     for name, figure in zip(FIGURES, figures.values(), strict=True):
         (work / f"{name}.png").write_bytes(png(figure))
-    pictures = {method: panel(slice_of(outcome, outcome.results[method])) for method in (LEARNED, "global")}
+    planes = {method: plane_shown(outcome, outcome.results[method]) for method in (LEARNED, "global")}
+    pictures = {method: panel(plane) for method, plane in planes.items()}
     (work / "panel.png").write_bytes(png(pictures[LEARNED]))
     grid = outcome.test.grid
     metric = MetricFile(outcome.models[LEARNED], grid.length_mm, grid.spacing, unit_cube=True, summary=outcome.summary())
     save_metric(work / "metric.safetensors", metric)
     rows = [(name, f"{row['disc']:.2f}", f"{row['ring']:.2f}") for name, row in result.errors.items()]
     agreement = outcome.results[LEARNED].agreement
+    learned, fixed = result.errors[SAID[LEARNED]], result.errors[SAID["global"]]
     page = render(
         "metreg demo: a metric learned from rings",
         f"A metric is learned from {plan.training_pairs} synthetic pairs; {plan.test_pairs} others, whose true maps are "
-        "known, are registered with and without it, in equally many iterations. "
-        f"{result.folds} folds, {result.seconds:.0f} s. "
-        f"sigma(x) correlates with the truth by {agreement['correlation']:.2f}.",
-        figures={
-            **figures,
-            "The same pair with the learned metric, and its Jacobian determinant": pictures[LEARNED],
-            "The same pair with the global metric": pictures["global"],
-        },
-        tables=[Table("Displacement error in pixels, median over pairs", ("method", "disc", "ring"), rows)],
+        "known, are registered with and without it, in equally many iterations.",
+        [
+            Section("Errors", [Table("Displacement error in pixels, median over pairs", ("method", "disc", "ring"), rows)]),
+            Section("A test pair under the learned metric", [Html(compare_html([planes[LEARNED]])), pictures[LEARNED]]),
+            Section("The same pair with the global metric", [pictures["global"]]),
+            *[Section(title, [figure]) for title, figure in figures.items()],
+        ],
+        cards=[
+            Card("error in the ring, global to learned", f"{fixed['ring']:.2f} → {learned['ring']:.2f} px", True),
+            Card("error in the disc", f"{fixed['disc']:.2f} → {learned['disc']:.2f} px", True),
+            Card("folds", str(result.folds), result.folds == 0),
+            Card("sigma(x) correlates with the truth", f"{agreement['correlation']:.2f}"),
+            Card("time", f"{result.seconds:.0f} s"),
+        ],
         settings=settings.to_toml(),
-        version=version_of("metreg"),
+        command=f"metreg demo -o {out.name} --seed {settings.seed}",
+        versions={name: version_of(name) for name in ("metreg", "torch")},
     )
     (work / "report.html").write_text(page, encoding="utf-8")

@@ -7,8 +7,10 @@ import logging
 import platform
 import re
 import resource
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,12 @@ from torch import Tensor
 from metreg.checks import MetregError, pick_device
 from metreg.config import Settings, make_settings
 from metreg.data.formats import Image
+from metreg.data.intensity import BACKGROUND
 from metreg.data.io import check_same_grid, match_planes, read_image, read_labels, read_mask, read_weights
 from metreg.data.pair import Pair, make_pair
 from metreg.evaluate.overlap import common_labels
+from metreg.grid import Array
+from metreg.interpolate import downsample
 from metreg.metric.store import MetricFile, load_metric
 from metreg.results import Result
 from metreg.solve.affine import align
@@ -30,6 +35,9 @@ from metreg.solve.register import WeightsOf, register_pair
 from metreg.solve.result import Record
 
 log = logging.getLogger(__name__)
+
+MEAN = "mean:"
+"""Before the name of a metric file: the mean of its weights."""
 
 
 def register(
@@ -46,21 +54,28 @@ def register(
     moving_labels: Any = None,
     fixed_labels: Any = None,
     label_names: str | Path | None = None,
+    alignment: Array | None = None,
     device: str = "auto",
     on_iteration: Callable[[Record], None] = lambda record: None,
 ) -> Result:
-    """Register the moving image to the fixed one. `metric` is "global" or the path of a metric file.
+    """Register the moving image to the fixed one. `metric` is "global", or the path of a metric file, or "mean:" and such a
+    path: the mean over the image of the weights that the file gives, everywhere the same.
 
     An image is a path, a nibabel image or an (array, affine) pair, the affine from index to RAS millimetres. `settings`,
     or a `preset` with `changes` such as {"solve.regularity": 100}, decide the run. `weights`, a (*S, N) image in the
-    space of the moving one, make the metric local. Labels are only carried along and measured.
+    space of the moving one, make the metric local. Labels are only carried along and measured. An `alignment`, fixed to
+    moving points, RAS millimetres, takes the place of the affine step.
     """
     clock = _Clock()
+    given = {"moving mask": moving_mask, "fixed mask": fixed_mask, "moving labels": moving_labels}
+    given |= {"fixed labels": fixed_labels, "label names": label_names, "weights": weights}
+    command = _command(moving, fixed, {"metric": metric, **given})
     if settings is not None and (preset or changes):
         raise MetregError("settings: give either settings, or a preset and changes")
     settings = settings if settings is not None else make_settings(preset, changes=changes)
     on_device = pick_device(device)
-    learned = _open_metric(metric)
+    _forget_peak_memory(on_device)
+    learned = open_metric(metric)
     if learned is not None:
         settings = settings.model_copy(
             update={"metric": learned.model.metric, "length_mm": learned.length_mm, "unit_cube": learned.unit_cube}
@@ -78,9 +93,11 @@ def register(
     local = None if weights is None else match_planes(read_weights(weights, source, len(settings.metric.sigma)), source)
     clock.lap("read")
 
-    affine = align(
-        source, target, settings.affine, moving_mask=source_mask, fixed_mask=target_mask, length_mm=settings.length_mm
-    )
+    affine = alignment
+    if affine is None:
+        affine = align(
+            source, target, settings.affine, moving_mask=source_mask, fixed_mask=target_mask, length_mm=settings.length_mm
+        )
     clock.lap("align")
     pair = make_pair(
         source,
@@ -99,7 +116,7 @@ def register(
         pair.target,
         pair.grid,
         settings,
-        weights=pair.weights if learned is None else predict_weights(learned, pair, settings),
+        weights=pair.weights if learned is None else predict_weights(learned, pair, settings, mean=metric.startswith(MEAN)),
         mask=pair.mask,
         on_iteration=on_iteration,
     )
@@ -114,7 +131,7 @@ def register(
         settings=settings.model_copy(update={"length_mm": pair.grid.length_mm}),
         metric=metric if local is None else f"local weights of {local.name}",
         metric_licence="Apache-2.0" if learned is None else learned.licence,
-        facts=_facts(on_device, clock),
+        facts={**_facts(on_device, clock), "command": command},
         moving_labels=source_labels,
         fixed_labels=target_labels,
         label_names=names,
@@ -133,20 +150,32 @@ def _read_images(moving: Any, fixed: Any) -> tuple[Image, Image]:
     return match_planes(source, target), target
 
 
-def _open_metric(name: str) -> MetricFile | None:
+def open_metric(name: str) -> MetricFile | None:
     """The learned metric of a file, or none for the global one."""
     if name == "global":
         return None
-    if not Path(name).is_file():
+    path = Path(name.removeprefix(MEAN))
+    if not path.is_file():
         raise MetregError(f"metric: unknown '{name}'; use global or a metric file")
-    return load_metric(Path(name))
+    return load_metric(path)
 
 
-def predict_weights(learned: MetricFile, pair: Pair, settings: Settings) -> Tensor | WeightsOf:
-    """The weights (1, N, *S) that a learned metric gives the source, or their function of the momentum."""
+def predict_weights(learned: MetricFile, pair: Pair, settings: Settings, *, mean: bool = False) -> Tensor | WeightsOf:
+    """The weights (1, N, *S) that a learned metric gives the source, or their function of the momentum.
+
+    Their `mean` is over what the source shows, background aside.
+    """
     if learned.model.dim != pair.grid.dim:
         raise MetregError(f"metric: it is for {learned.model.dim}-D images, these are {pair.grid.dim}-D")
-    return learned.model.to(pair.source.device).weights_of(pair.source, map_grid_of(pair.grid, settings.flow.map_factor))
+    map_grid = map_grid_of(pair.grid, settings.flow.map_factor)
+    weights = learned.model.to(pair.source.device).weights_of(pair.source, map_grid)
+    if not mean:
+        return weights
+    if callable(weights):
+        raise MetregError("metric: this one looks at the momentum, so its weights have no mean before the registration")
+    shown = (downsample(pair.source, map_grid) > BACKGROUND).to(weights)
+    average = (weights * shown).flatten(2).sum(2) / shown.sum()
+    return average.view(*average.shape, *[1] * map_grid.dim).expand_as(weights).contiguous()
 
 
 def _labels(source: Any, like: Image, role: str, meeting: Image | None = None) -> Image | None:
@@ -171,7 +200,7 @@ def read_label_names(path: str | Path | None) -> dict[int, str]:
             rows = [row for row in csv.reader(file) if len(row) >= 2]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise MetregError(f"label names: cannot read {path}: {getattr(error, 'strerror', '') or 'not text'}") from None
-    names = {int(row[0]): row[1].strip() for row in rows if re.fullmatch(r"\s*-?[0-9]{1,18}\s*", row[0])}
+    names = {int(row[0]): " ".join(row[1].split()) for row in rows if re.fullmatch(r"\s*-?[0-9]{1,18}\s*", row[0])}
     if not names:
         raise MetregError(f"label names: wanted lines 'number,name', got none: {path}")
     return names
@@ -184,6 +213,17 @@ def version_of(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
+
+
+def _command(moving: Any, fixed: Any, options: dict[str, Any]) -> str:
+    """The command line that does the same again, where everything came from files."""
+    given = [moving, fixed, *[value for value in options.values() if value is not None]]
+    if not all(isinstance(value, (str, Path)) for value in given):
+        return ""
+    words = ["metreg", "register", str(moving), str(fixed), "-o", "again", "--config", "settings.toml"]
+    for name, value in options.items():
+        words += [] if value is None else [f"--{name.replace(' ', '-')}", str(value)]
+    return shlex.join(words)
 
 
 class _Clock:
@@ -206,5 +246,25 @@ def _facts(device: torch.device, clock: _Clock) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **{package: version_of(package) for package in packages}},
         "device": {"kind": device.type, "name": name, "threads": torch.get_num_threads()},
         "seconds": clock.seconds,
-        "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        **_peak_memory(device),
     }
+
+
+def _forget_peak_memory(device: torch.device) -> None:
+    """Begin anew, so that what is told later is of this registration alone; Linux only."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peak_memory(device: torch.device) -> dict[str, int]:
+    mebibytes = {}
+    try:
+        told = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        mebibytes["peak_memory_mb"] = round(int(re.findall(r"VmHWM:\s+(\d+) kB", told)[0]) / 1024)
+    except (OSError, IndexError):
+        mebibytes["peak_memory_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    if device.type == "cuda":
+        mebibytes["peak_gpu_memory_mb"] = round(torch.cuda.max_memory_allocated(device) / 2**20)
+    return mebibytes

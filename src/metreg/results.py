@@ -13,6 +13,7 @@ import torch
 
 from metreg.config import Settings
 from metreg.data.formats import Image
+from metreg.data.intensity import BACKGROUND, standardise
 from metreg.data.io import to_nibabel, write_image
 from metreg.data.pair import Pair
 from metreg.data.transforms import (
@@ -26,14 +27,17 @@ from metreg.data.transforms import (
 )
 from metreg.data.whole import whole_folder
 from metreg.evaluate.overlap import Overlap, common_labels, overlap
+from metreg.evaluate.regions import Region, regions_of
 from metreg.fields import jacobian_determinant
 from metreg.flow.maps import Certificate, certify, compose, count_folds
-from metreg.grid import Array, Grid, world_points
-from metreg.interpolate import sample, upsample
-from metreg.report.page import Table, render
-from metreg.report.plots import Slice, energy_curves, middle_slice, panel
+from metreg.grid import Array, Grid, voxel_size, world_points
+from metreg.interpolate import upsample
+from metreg.report.layers import image_layers, label_layer, metric_layers, shown_range
+from metreg.report.pair import pair_page
+from metreg.report.planes import Plane, inside_grid, pair_planes
+from metreg.report.viewer import Layer
 from metreg.solve.momentum import write_momentum
-from metreg.solve.result import Registration
+from metreg.solve.result import Record, Registration
 
 NAMES = frozenset(
     [
@@ -161,23 +165,27 @@ class Result:
         aligned = Transform((Affine(self.affine),)).resample(self.moving, self.fixed)
         write_image(out / "moving_affine.nii.gz", aligned, self.fixed)
         nib.save(self.sigma, out / "sigma.nii.gz")
-        weights = self.registration.metric.local_weights()[0].movedim(0, -1).cpu().numpy()
-        write_image(out / "weights.nii.gz", weights, self._on(self.registration.grid))
+        write_image(out / "weights.nii.gz", np.moveaxis(self._weights, 0, -1), self._on(self.registration.grid))
         write_image(out / "jacobian.nii.gz", self.jacobian, self.fixed)
         planes = {"fixed": self.fixed.plane, "moving": self.moving.plane}
         write_momentum(out / "momentum.safetensors", self.registration, self.affine, self.settings, planes)
         (out / "settings.toml").write_text(self.settings.to_toml(), encoding="utf-8")
-        (out / "result.json").write_text(json.dumps(self.summary(), indent=2), encoding="utf-8")
+        (out / "result.json").write_text(json.dumps(self.summary, indent=2), encoding="utf-8")
         (out / "report.html").write_text(self.report(), encoding="utf-8")
 
+    @cached_property
     def summary(self) -> dict[str, Any]:
         """What `result.json` holds."""
-        percentiles = np.percentile(self.jacobian, [0, 1, 5, 50, 95, 99, 100])
+        percentiles = np.percentile(self.brain_jacobian, [0, 1, 5, 50, 95, 99, 100])
         summary: dict[str, Any] = {
             "moving": self.moving.name,
             "fixed": self.fixed.name,
             "metric": self.metric,
             "metric_licence": self.metric_licence,
+            "gaussians": {
+                "sigma_mm": [sigma * self.registration.grid.length_mm for sigma in self.settings.metric.sigma],
+                "mean_weights": self._weights.reshape(len(self._weights), -1).mean(1).tolist(),
+            },
             "energy": {**self.registration.energy, "total": sum(self.registration.energy.values())},
             "folds": self.folds,
             "unfolded": bool(self.registration.unfolded.any()),
@@ -195,31 +203,67 @@ class Result:
             summary["overlap_by_label"] = self._overlap_rows()
         return summary
 
-    def report(self) -> str:
-        """What `report.html` holds."""
-        rows = [("folds in the written map", str(self.folds)), ("certificate", _say(self.certificate))]
-        for when, found in self.overlaps.items():
-            rows += [(f"mean {name.replace('_', ' ')} {when}", f"{value:.4f}") for name, value in found.means().items()]
-        rows += [(f"seconds, {name}", f"{value:.1f}") for name, value in self.facts.get("seconds", {}).items()]
-        return render(
-            "Registration report",
-            f"{Path(self.moving.name).name} onto {Path(self.fixed.name).name}, metric {self.metric}.",
-            figures={
-                "The middle slice": panel(self._middle_slice()),
-                "Energy": energy_curves([(r.level, r.terms) for r in self.registration.history]),
-            },
-            tables=[Table("Result", ("what", "value"), rows)],
-            settings=self.settings.to_toml(),
-            version=str(self.facts.get("versions", {}).get("metreg", "")),
+    def report(self, *, viewer: bool = True) -> str:
+        """What `report.html` holds; without the `viewer` it is small."""
+        return pair_page(self, viewer=viewer)
+
+    @cached_property
+    def planes(self) -> tuple[Plane, ...]:
+        """The slices through the middle of what the fixed image shows, for pictures."""
+        grid = self.registration.grid
+        metric = None
+        if self.registration.metric.w.dim() > 1:  # a constant one makes no picture
+            sigma = np.asarray(self.sigma.dataobj).reshape(1, *grid.shape)
+            metric = Image(np.concatenate([sigma, self._weights]), grid.affine, "metric")
+        return pair_planes(self.fixed, self.moving, self.affine, self._field, self.jacobian, metric)
+
+    @cached_property
+    def brain_jacobian(self) -> Array:
+        """The determinant at the voxels (P,) that the fixed image shows, background aside."""
+        return np.asarray(self.jacobian[standardise(self.fixed.values) > BACKGROUND])
+
+    @property
+    def history(self) -> list[Record]:
+        return self.registration.history
+
+    @cached_property
+    def regions(self) -> list[Region]:
+        """Regularity by label of the moving image, where its labels came."""
+        if self.moving_labels is None:
+            return []
+        grid, shape = self.registration.grid, self.fixed.shape
+        points = world_points(shape, self.fixed.affine)
+        sigma = np.asarray(self.sigma.dataobj).reshape(1, *grid.shape)
+        u = np.linalg.norm(self._field.displacement, axis=0, keepdims=True)
+        where = inside_grid(grid.affine, grid.shape, points)
+        return regions_of(
+            Transform((Affine(self.affine),)).resample(self.moving_labels, self.fixed, mode="nearest"),
+            np.asarray(self.warped_labels.dataobj).reshape(shape),
+            sigma=sample_at(sigma, *where).reshape(shape),
+            displacement=sample_at(u, *where).reshape(shape),
+            jacobian=self.jacobian,
+            voxel_ml=float(voxel_size(self.fixed.affine).prod()) / 1000,
+            names=self.label_names,
         )
 
-    def _middle_slice(self) -> Slice:
-        grid, source = self.pair.grid, self.pair.source
-        phi_inv = upsample(self.registration.phi_inv, grid)
-        shift = (phi_inv - grid.points(phi_inv)) / grid.steps(phi_inv)
-        images = (source, self.pair.target, sample(source, phi_inv, grid), jacobian_determinant(phi_inv, grid)[:, None])
-        shown = [image[0, 0].cpu().numpy() for image in images]
-        return middle_slice(*shown, shift=shift[0].cpu().numpy(), affine=grid.affine)
+    def layers(self) -> list[Layer]:
+        """What the viewer shows of a 3-D pair."""
+        before = Transform((Affine(self.affine),)).resample(self.moving, self.fixed)
+        after, sigma = np.asarray(self.warped.dataobj), np.asarray(self.sigma.dataobj)
+        grid = self.registration.grid
+        jacobian = jacobian_determinant(self.registration.phi_inv, grid)[0].cpu().numpy()
+        labels = {"fixed labels": None if self.fixed_labels is None else self.fixed_labels.values}
+        labels["moving labels, after"] = None if self.warped_labels is None else np.asarray(self.warped_labels.dataobj)
+        return [
+            *image_layers(self.fixed, {"before": before, "after": after}, window=shown_range(self.moving.values)),
+            *metric_layers(sigma, jacobian, grid.affine),
+            *[label_layer(name, values, self.fixed.affine) for name, values in labels.items() if values is not None],
+        ]
+
+    @cached_property
+    def _weights(self) -> Array:
+        """Of the metric, (N, *S) on the grid of the map."""
+        return np.asarray(self.registration.metric.local_weights()[0].cpu().numpy())
 
     def _on(self, grid: Grid) -> Image:
         """A place for values on `grid`, in the space of the fixed image."""
@@ -256,11 +300,3 @@ class Result:
             }
             for i, label in enumerate(after.labels)
         ]
-
-
-def _say(certificate: Certificate) -> str:
-    if certificate.holds:
-        return f"invertible everywhere; the determinant is at least {certificate.smallest:.3f}"
-    if certificate.smallest > 0:
-        return f"locally invertible, determinant at least {certificate.smallest:.3f}; the border moves"
-    return f"none: the determinant may reach {certificate.smallest:.3f}"

@@ -24,8 +24,9 @@ from metreg.energy import Energy
 from metreg.learn.train import LOG, TrainingPairs, train
 from metreg.metric.store import MetricFile, save_metric
 from metreg.pipeline import version_of
-from metreg.report.page import Table, render
+from metreg.report.page import Section, render
 from metreg.report.plots import energy_curves
+from metreg.report.tables import Table
 from metreg.solve.affine import align
 from metreg.solve.multiscale import map_grid_of
 
@@ -143,7 +144,10 @@ def _read(path: Path, mask: Path | None, template: Image, settings: Settings) ->
 def _open_run(run: Path, files: list[PairFiles], template: Path, *, resume: bool, overwrite: bool) -> None:
     """The folder of a new run, or that of the one that is to go on, which must be of the same files."""
     given = json.dumps(
-        {"template": str(template.resolve()), "pairs": [[str(p.resolve()) for p in asdict(f).values() if p] for f in files]}
+        {
+            "template": str(template.resolve()),
+            "pairs": [[str(p.resolve()) for p in asdict(f).values() if isinstance(p, Path)] for f in files],
+        }
     )
     record = run / "pairs.json"
     if resume and run.exists():
@@ -186,8 +190,10 @@ def _page(metric: MetricFile, history: list[dict[str, Any]], settings: Settings)
     return render(
         "metreg train: a learned metric",
         f"Learned from {facts['pairs']} pairs of {facts['images']} images in {facts['seconds']:.0f} s.",
-        figures={"Mean energy by term; the second stage learns the metric": energy_curves(curves, unit="epoch")},
-        tables=[Table("Facts", ("what", "value"), rows), Table("Energy at the end", ("term", "mean"), energy)],
+        [
+            Section("Mean energy by term; the second stage learns the metric", [energy_curves(curves, unit="epoch")]),
+            Section("Facts", [Table("", ("what", "value"), rows), Table("Energy at the end", ("term", "mean"), energy)]),
+        ],
         settings=settings.to_toml(),
-        version=version_of("metreg"),
+        versions=facts["versions"],
     )

@@ -7,14 +7,17 @@ import re
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from metreg.checks import MetregError
 
 NEEDED = ("moving", "fixed")
-OPTIONAL = ("moving_mask", "fixed_mask", "moving_labels", "fixed_labels")
-IMAGES = re.compile(r".+\.(nii|nii\.gz|nrrd|nhdr|mha|mhd|png|tif|tiff)", re.IGNORECASE)
+OPTIONAL = ("moving_mask", "fixed_mask", "moving_labels", "fixed_labels", "moving_points", "fixed_points")
+SUBJECTS = ("moving_subject", "fixed_subject")
+ENDINGS = r"nii|nii\.gz|nrrd|nhdr|mha|mhd|png|tif|tiff"
+IMAGES = re.compile(rf".+\.({ENDINGS})", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,24 @@ class PairFiles:
     fixed_mask: Path | None = None
     moving_labels: Path | None = None
     fixed_labels: Path | None = None
+    moving_points: Path | None = None
+    fixed_points: Path | None = None
+    moving_subject: str = ""
+    fixed_subject: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{stem(self.moving)}_to_{stem(self.fixed)}"
+
+    @property
+    def subjects(self) -> tuple[str, str]:
+        """Whose images these are; without a word on it, an image is its own subject."""
+        return self.moving_subject or str(self.moving), self.fixed_subject or str(self.fixed)
+
+
+def stem(path: Path) -> str:
+    """An image file's name without its ending."""
+    return re.sub(rf"\.({ENDINGS})$", "", path.name, flags=re.IGNORECASE)
 
 
 def find_pairs(source: Path, *, choose: str | None = None, seed: int = 0) -> list[PairFiles]:
@@ -50,11 +71,11 @@ def find_pairs(source: Path, *, choose: str | None = None, seed: int = 0) -> lis
 
 
 def read_pairs(path: Path) -> list[PairFiles]:
-    """A table with the columns moving, fixed, and perhaps masks and labels; paths are relative to it. More is ignored."""
+    """A table with the columns moving, fixed, perhaps masks, labels, landmarks, subjects; paths are relative to it."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
-            columns = [name for name in (*NEEDED, *OPTIONAL) if name in (reader.fieldnames or ())]
+            columns = [name for name in (*NEEDED, *OPTIONAL, *SUBJECTS) if name in (reader.fieldnames or ())]
             missing = [name for name in NEEDED if name not in columns]
             if missing:
                 raise MetregError(f"pairs: no column '{missing[0]}' in {path}; wanted {', '.join(NEEDED)}")
@@ -67,11 +88,12 @@ def read_pairs(path: Path) -> list[PairFiles]:
 
 
 def _files(row: dict[str, str], table: Path, line: int) -> PairFiles:
-    found = {name: table.parent / value for name, value in row.items() if value}
+    found = {name: table.parent / value for name, value in row.items() if value and name not in SUBJECTS}
     for name in NEEDED:
         if name not in found:
             raise MetregError(f"pairs: line {line} of {table} names no {name} image")
     for name, path in found.items():
         if not path.exists():
             raise MetregError(f"pairs: line {line} of {table}: no such file: {path} ({name})")
-    return PairFiles(**found)
+    given: dict[str, Any] = {**found, **{name: row[name] for name in SUBJECTS if name in row}}
+    return PairFiles(**given)

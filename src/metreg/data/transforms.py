@@ -59,14 +59,16 @@ class Transform:
 
     def resample(self, image: Image, reference: Image, mode: str = "linear") -> Array:
         """The image on the voxels of the reference: its value at T(x) for every voxel x, zero outside.  (*S)"""
-        points = world_points(reference.shape, reference.affine)
-        if self.dim > reference.dim and reference.plane is not None and image.plane is not None:
-            points = transform_points(reference.plane, points)
-            points = self.apply(points) @ image.plane[:3, :2]
-        else:
-            points = self.apply(points)
+        points = self.at_voxels(reference, image)
         values = image.values if mode == "nearest" else image.values.astype(np.float32)
         return sample_at(values[None], image.affine, points, mode=mode)[0].reshape(reference.shape)
+
+    def at_voxels(self, reference: Image, image: Image) -> Array:
+        """Where every voxel of the reference goes (P, D), in the world of the image; between slices, in their planes."""
+        points = world_points(reference.shape, reference.affine)
+        if self.dim > reference.dim and reference.plane is not None and image.plane is not None:
+            return np.asarray(self.apply(transform_points(reference.plane, points)) @ image.plane[:3, :2])
+        return self.apply(points)
 
     def between_planes(self, start: Array | None, end: Array | None) -> Transform:
         """The same transform between the worlds of two files: 3-D where both are single slices, in planes (4, 3)."""

@@ -61,6 +61,12 @@ def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
         (work / path.name).replace(target)
 
 
+def write_whole(path: Path, content: str | bytes) -> None:
+    """A file of this content, in the place of any earlier one; text as UTF-8."""
+    with whole_file(path, overwrite=True) as temporary:
+        temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
 @contextmanager
 def _temporary_folder(path: Path, parent: Path) -> Iterator[Path]:
     """A hidden folder in `parent`, which is made if need be; gone at the end. Errors of the disk name `path`."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +20,13 @@ class Overlap:
     """|warped and target| / |target|"""
     dice: tuple[float, ...]
     """2 |warped and target| / (|warped| + |target|)"""
+
+    def rows(self, names: Mapping[int, str]) -> list[dict[str, Any]]:
+        """One for every label, with its name where it has one."""
+        return [
+            {"label": label, "name": names.get(label, ""), "target_overlap": target, "dice": dice}
+            for label, target, dice in zip(self.labels, self.target_overlap, self.dice, strict=True)
+        ]
 
     def means(self) -> dict[str, float]:
         return {"target_overlap": float(np.mean(self.target_overlap)), "dice": float(np.mean(self.dice))}

@@ -1,98 +1,162 @@
-"""Figures: one function each, each returns the figure. Radiological view: the patient's right is on the left."""
+"""Figures of a result: one function each, each returns the figure. `metreg.plots.panel(result)` in a notebook."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from metreg.evaluate.overlap import Overlap
 from metreg.grid import Array
+from metreg.report.planes import Cut, Plane, Shown
 
 matplotlib.use("Agg")
 
-
-@dataclass(frozen=True, eq=False)
-class Slice:
-    """What the panel shows: 2-D arrays that share voxels, rows down the page."""
-
-    source: Array
-    target: Array
-    warped: Array
-    jacobian: Array
-    positions: Array
-    """The map in voxels of the slice, (2, rows, columns): row and column from which each voxel was taken."""
+BLUE, RED, GREEN, PINK, ORANGE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"
+COLOURS = (BLUE, RED, GREEN, PINK, ORANGE)
+"""Told apart by colour-blind readers too."""
 
 
-def radiological(f: Array, affine: Array) -> Array:
-    """The middle axial slice of a 3-D array (*S), or a 2-D array whole, seen from the feet: the patient's right is left."""
-    import nibabel as nib
+class Registered(Shown, Protocol):
+    """What the figures below want of a result."""
 
-    turned = nib.orientations.apply_orientation(f, _turn(f.ndim, affine))
-    return np.asarray((turned if f.ndim == 2 else turned[:, :, turned.shape[2] // 2]).T)
-
-
-def _turn(dim: int, affine: Array) -> Array:
-    """nibabel's orientation from the array's axes to the view's: x to the patient's left, y to the back, z up."""
-    import nibabel as nib
-
-    wanted = np.array([[0, -1], [1, -1], [2, 1]][:dim], dtype=float)
-    return np.asarray(nib.orientations.ornt_transform(nib.io_orientation(affine), wanted))
+    @property
+    def brain_jacobian(self) -> Array: ...
+    @property
+    def overlaps(self) -> dict[str, Overlap]: ...
+    @property
+    def label_names(self) -> dict[int, str]: ...
 
 
-def middle_slice(source: Array, target: Array, warped: Array, jacobian: Array, *, shift: Array, affine: Array) -> Slice:
-    """What the panel shows of 2-D or 3-D arrays (*S). `shift` (D, *S) is the map's displacement in voxels of the array."""
-    turn = _turn(source.ndim, affine)
-    axes = [int(np.flatnonzero(turn[:, 0] == world)[0]) for world in (1, 0)]  # rows run along y, columns along x
-    moved = np.stack([radiological(shift[axis], affine) * turn[axis, 1] for axis in axes])
-    views = {"source": source, "target": target, "warped": warped, "jacobian": jacobian}
-    return Slice(
-        **{name: radiological(f, affine) for name, f in views.items()}, positions=moved + np.indices(moved[0].shape)
-    )
-
-
-def panel(slices: Slice) -> Figure:
-    """Source, target, warped, deformed grid and Jacobian determinant side by side."""
-    figure = Figure(figsize=(15, 3.6), layout="constrained")
-    axes = figure.subplots(1, 5)
-    images = ((slices.source, "source (moving)"), (slices.target, "target (fixed)"), (slices.warped, "warped"))
-    for axis, (image, name) in zip(axes, images, strict=False):
-        axis.imshow(image, cmap="gray", vmin=0, vmax=1)
-        axis.set_title(name)
-    axes[3].imshow(slices.warped, cmap="gray", vmin=0, vmax=1, alpha=0.4)
-    _draw_grid(axes[3], slices.positions)
-    axes[3].set_title("the source's grid, warped")
-    spread = max(0.1, float(np.abs(np.log2(slices.jacobian.clip(0.06, 16))).max()))
-    shown = axes[4].imshow(np.log2(slices.jacobian.clip(2**-spread, 2**spread)), cmap="PuOr", vmin=-spread, vmax=spread)
-    axes[4].set_title("log2 of the Jacobian determinant")
-    figure.colorbar(shown, ax=axes[4], shrink=0.85)
-    _without_ticks(axes)
+def panel(result: Shown) -> Figure:
+    """For every plane: fixed, moving before and after, the warped grid, the Jacobian determinant, and sigma(x)."""
+    planes = result.planes
+    titles = ["fixed", "moving, before", "moving, after", "warped grid", "log2 of the determinant"]
+    local = all(plane.sigma is not None for plane in planes)
+    titles += ["sigma(x) in mm"] if local else []
+    figure, grid = _figure(planes, len(titles))
+    spread = max(0.1, *[float(np.abs(np.log2(plane.jacobian.clip(0.06, 16))).max()) for plane in planes])
+    highest = max([float(plane.sigma.max()) for plane in planes if plane.sigma is not None], default=1.0)
+    for axes, plane in zip(grid, planes, strict=True):
+        for axis, image in zip(axes, (plane.fixed, plane.before, plane.after), strict=False):
+            show_image(axis, image, plane)
+        show_grid(axes[3], plane)
+        log = np.log2(plane.jacobian.clip(2**-spread, 2**spread))
+        shown = axes[4].imshow(log, cmap="PuOr", vmin=-spread, vmax=spread, aspect=plane.aspect)
+        figure.colorbar(shown, ax=axes[4], shrink=0.85)
+        if plane.sigma is not None and local:
+            shown = axes[5].imshow(plane.sigma, cmap="viridis", vmin=0, vmax=highest, aspect=plane.aspect)
+            figure.colorbar(shown, ax=axes[5], shrink=0.85, label="mm")
+        for axis in axes:
+            mark_sides(axis, plane.cut)
+        axes[0].set_ylabel(plane.cut.name)
+    for axis, title in zip(grid[0], titles, strict=True):
+        axis.set_title(title)
     return figure
 
 
-def metric_panels(rows: dict[str, Slice], sigma: dict[str, Array], unit: str, *, truth: Array | None = None) -> Figure:
+def metric_maps(result: Shown, titles: Sequence[str] = ()) -> Figure:
+    """For every plane sigma(x) and the weights of the Gaussians, over the moving image after the affine."""
+    planes = [plane for plane in result.planes if plane.sigma is not None and plane.weights is not None]
+    count = len(planes[0].weights) if planes and planes[0].weights is not None else 0
+    figure, grid = _figure(planes, 1 + count)
+    highest = max((float(plane.sigma.max()) for plane in planes if plane.sigma is not None), default=1.0)
+    for axes, plane in zip(grid, planes, strict=True):
+        assert plane.sigma is not None and plane.weights is not None
+        layers = [(plane.sigma, highest), *[(w, 1.0) for w in plane.weights]]
+        for axis, (layer, high) in zip(axes, layers, strict=True):
+            show_image(axis, plane.before, plane)
+            shown = axis.imshow(layer, cmap="viridis", vmin=0, vmax=high, alpha=0.65, aspect=plane.aspect)
+            mark_sides(axis, plane.cut)
+            if high != 1.0 or axis is axes[-1]:
+                figure.colorbar(shown, ax=axis, shrink=0.85, label="mm" if axis is axes[0] else "weight")
+        axes[0].set_ylabel(plane.cut.name)
+    names = ["sigma(x) in mm", *(titles or [f"weight {i + 1}" for i in range(count)])]
+    for axis, title in zip(grid[0], names, strict=True):
+        axis.set_title(title)
+    return figure
+
+
+def jacobian_histogram(result: Registered) -> Figure:
+    """How often which Jacobian determinant occurs inside the brain, on a logarithmic scale."""
+    det = result.brain_jacobian
+    figure = Figure(figsize=(9, 2.8), layout="constrained")
+    axis = figure.subplots()
+    log = np.log2(det.clip(2.0**-6, 2.0**6))
+    edge = max(0.25, float(np.abs(log).max()))
+    axis.hist(log, bins=np.linspace(-edge, edge, 121).tolist(), color=BLUE)
+    axis.axvline(0, color="0.4", linewidth=0.8)
+    for share, at in zip(("1 %", "99 %"), np.percentile(log, (1, 99)), strict=True):
+        axis.axvline(at, color=RED, linewidth=0.9, linestyle="--")
+        axis.annotate(share, (at, 0.9), xycoords=("data", "axes fraction"), color=RED, ha="left" if at > 0 else "right")
+    axis.set_xlabel("log2 of the determinant, fixed to moving points: at 1, moving tissue is pressed into half its volume")
+    axis.set_ylabel("voxels")
+    return figure
+
+
+def overlap_bars(result: Registered, column: int = 45) -> Figure:
+    """Target overlap of every structure before and after, the best first, in columns of so many."""
+    before, after = result.overlaps["before"], result.overlaps["after"]
+    order = np.argsort(after.target_overlap)[::-1]
+    parts = np.array_split(order, max(1, -(-len(order) // column)))
+    figure = Figure(figsize=(max(9, 5.4 * len(parts)), 0.9 + 0.17 * len(parts[0])), layout="constrained")
+    for axis, part in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
+        rows = np.arange(len(part))
+        names = [result.label_names.get(after.labels[i]) or str(after.labels[i]) for i in part]
+        axis.barh(rows, [after.target_overlap[i] for i in part], color=BLUE, height=0.75, label="after")
+        axis.scatter([before.target_overlap[i] for i in part], rows, color=RED, s=10, zorder=3, label="before (affine)")
+        axis.set_yticks(rows, names, fontsize=8)
+        axis.set_ylim(len(parts[0]) - 0.3, -0.7)
+        axis.set_xlim(0, 1)
+        axis.set_xlabel("target overlap")
+        axis.grid(axis="x", color="0.9")
+        axis.set_axisbelow(True)
+    axis.legend(loc="lower right")
+    return figure
+
+
+def energy_curves(history: Sequence[tuple[int, dict[str, float]]], unit: str = "iteration") -> Figure:
+    """Energy by term over iterations, or another `unit`; levels or stages are set apart. `history` holds (level, terms)."""
+    figure = Figure(figsize=(9, 3), layout="constrained")
+    axis = figure.subplots()
+    names = [name for name in (history[0][1] if history else ()) if any(terms[name] for _, terms in history)]
+    for name, colour in zip(names, COLOURS, strict=False):
+        axis.plot([terms[name] for _, terms in history], label=name, color=colour)
+    for i in range(1, len(history)):
+        if history[i][0] != history[i - 1][0]:
+            axis.axvline(i - 0.5, color="0.6", linewidth=0.8, linestyle="--")
+    axis.set_xlabel(unit)
+    axis.set_ylabel("energy")
+    axis.set_yscale("symlog", linthresh=0.1)
+    axis.set_ylim(bottom=0)
+    axis.margins(y=0.1)
+    if names:
+        axis.legend()
+    return figure
+
+
+def metric_panels(rows: dict[str, Plane], sigma: dict[str, Array], unit: str, *, truth: Array | None = None) -> Figure:
     """For each name a row: source, target, warped, grid and sigma(x), on one scale of sigma; the true one beside it."""
     count = 5 if truth is None else 6
     figure = Figure(figsize=(2.9 * count, 2.9 * len(rows)), layout="constrained")
     grid = figure.subplots(len(rows), count, squeeze=False)
     low, high = min(float(f.min()) for f in sigma.values()), max(float(f.max()) for f in sigma.values())
-    for axes, (name, slices) in zip(grid, rows.items(), strict=True):
-        images = ((slices.source, "source"), (slices.target, "target"), (slices.warped, "warped source"))
+    for axes, (name, plane) in zip(grid, rows.items(), strict=True):
+        images = ((plane.before, "source"), (plane.fixed, "target"), (plane.after, "warped source"))
         for axis, (image, title) in zip(axes, images, strict=False):
-            axis.imshow(image, cmap="gray", vmin=0, vmax=1)
+            show_image(axis, image, plane)
             axis.set_title(title)
         axes[0].set_ylabel(name)
-        axes[3].imshow(slices.warped, cmap="gray", vmin=0, vmax=1, alpha=0.4)
-        _draw_grid(axes[3], slices.positions)
+        show_grid(axes[3], plane)
         axes[3].set_title("warped grid")
-        shown = axes[4].imshow(sigma[name], cmap="viridis", vmin=low, vmax=high)
+        shown = axes[4].imshow(sigma[name], cmap="viridis", vmin=low, vmax=high, aspect=plane.aspect)
         axes[4].set_title("sigma(x), learned")
         figure.colorbar(shown, ax=axes[4], shrink=0.8, label=unit)
         if truth is not None:
-            shown = axes[5].imshow(truth, cmap="viridis")
+            shown = axes[5].imshow(truth, cmap="viridis", aspect=plane.aspect)
             axes[5].set_title("sigma(x), true")
             figure.colorbar(shown, ax=axes[5], shrink=0.8, label=unit)
     _without_ticks(grid.flat)
@@ -114,52 +178,41 @@ def weight_maps(rows: dict[str, Array], titles: Sequence[str]) -> Figure:
     return figure
 
 
-def error_boxes(errors: dict[str, dict[str, Array]]) -> Figure:
-    """Displacement errors in pixels over pairs: a box for every method, a panel for every region."""
-    regions = list(next(iter(errors.values())))
-    figure = Figure(figsize=(4 + 3.6 * len(regions), 1.2 + 0.32 * len(errors)), layout="constrained")
-    axes = figure.subplots(1, len(regions), sharey=True, squeeze=False)[0]
-    for axis, region in zip(axes, regions, strict=True):
-        boxes = [found[region] for found in errors.values()]
-        axis.boxplot(boxes, tick_labels=list(errors), widths=0.6, orientation="horizontal", flierprops={"markersize": 3})
-        axis.set_title(region)
-        axis.set_xlabel("displacement error (px)")
-        axis.set_xlim(left=0)
-        axis.grid(axis="x", color="0.9")
-        axis.set_axisbelow(True)
-    axes[0].invert_yaxis()
-    return figure
+def show_image(axis: Any, image: Array, plane: Plane, alpha: float = 1.0) -> None:
+    axis.imshow(image, cmap="gray", vmin=0, vmax=1, alpha=alpha, aspect=plane.aspect)
 
 
-def _without_ticks(axes: Any) -> None:
+def show_grid(axis: Any, plane: Plane) -> None:
+    """The source's straight grid lines as the map bends them: level sets of the rows and columns points come from."""
+    show_image(axis, plane.after, plane, alpha=0.4)
+    rows, columns = plane.after.shape
+    step = max(2, min(rows, columns) // 32)
+    for coordinate, count in zip(plane.positions, (rows, columns), strict=True):
+        axis.contour(coordinate, levels=np.arange(0, count, step), colors=BLUE, linewidths=0.6)
+
+
+def mark_sides(axis: Any, cut: Cut) -> None:
+    """The letters of the patient's sides at the picture's edges."""
+    places = [(0.02, 0.5, "left", "center"), (0.98, 0.5, "right", "center")]
+    places += [(0.5, 0.98, "center", "top"), (0.5, 0.02, "center", "bottom")]
+    for letter, (x, y, across, along) in zip(cut.letters, places, strict=True):
+        text = axis.text(x, y, letter, transform=axis.transAxes, ha=across, va=along, color="white", fontsize=8)
+        text.set_bbox({"facecolor": "black", "alpha": 0.5, "pad": 0.8, "edgecolor": "none"})
+        text.set_visible(bool(letter))
+
+
+def _figure(planes: Sequence[Plane], columns: int) -> tuple[Figure, Array]:
+    """A row for every plane, as high as its picture wants to be, and `columns` columns."""
+    shapes = [(plane.fixed.shape[0] * plane.pixel_mm[0], plane.fixed.shape[1] * plane.pixel_mm[1]) for plane in planes]
+    heights = [min(1.6, max(0.5, high / wide)) for high, wide in shapes] or [1.0]
+    width = 15 / max(columns, 4)
+    figure = Figure(figsize=(width * columns, 0.9 * width * sum(heights) + 0.5), layout="constrained")
+    grid = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights)
+    _without_ticks(grid.flat)
+    return figure, grid
+
+
+def _without_ticks(axes: Iterable[Any]) -> None:
     for axis in axes:
         axis.set_xticks([])
         axis.set_yticks([])
-
-
-def _draw_grid(axis: Any, positions: Array) -> None:
-    """The source's straight grid lines as the map bends them: level sets of the rows and columns points come from."""
-    rows, columns = positions[0].shape
-    step = max(2, min(rows, columns) // 32)
-    for coordinate, count in zip(positions, (rows, columns), strict=True):
-        axis.contour(coordinate, levels=np.arange(0, count, step), colors="#0072B2", linewidths=0.6)
-
-
-def energy_curves(history: Sequence[tuple[int, dict[str, float]]], unit: str = "iteration") -> Figure:
-    """Energy by term over iterations, or another `unit`; levels or stages are set apart. `history` holds (level, terms)."""
-    figure = Figure(figsize=(9, 3), layout="constrained")
-    axis = figure.subplots()
-    names = [name for name in (history[0][1] if history else ()) if any(terms[name] for _, terms in history)]
-    for name, colour in zip(names, ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"), strict=False):
-        axis.plot([terms[name] for _, terms in history], label=name, color=colour)
-    for i in range(1, len(history)):
-        if history[i][0] != history[i - 1][0]:
-            axis.axvline(i - 0.5, color="0.6", linewidth=0.8, linestyle="--")
-    axis.set_xlabel(unit)
-    axis.set_ylabel("energy")
-    axis.set_yscale("symlog", linthresh=0.1)
-    axis.set_ylim(bottom=0)
-    axis.margins(y=0.1)
-    if names:
-        axis.legend()
-    return figure

@@ -9,28 +9,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from matplotlib.figure import Figure
 
 from metreg.checks import MetregError
 from metreg.config import Settings, changed
-from metreg.data.whole import whole_file
+from metreg.data.whole import whole_file, write_whole
 from metreg.evaluate.rings import RingResult, sigma_of
 from metreg.fields import jacobian_determinant
 from metreg.grid import Array
 from metreg.interpolate import sample, upsample
 from metreg.pipeline import version_of
-from metreg.report.page import Table, png, render
-from metreg.report.plots import (
-    Slice,
-    energy_curves,
-    error_boxes,
-    metric_panels,
-    middle_slice,
-    radiological,
-    weight_maps,
-)
+from metreg.report.boxes import error_boxes
+from metreg.report.page import Section, png, render
+from metreg.report.planes import Plane, cuts, plane_of
+from metreg.report.plots import energy_curves, metric_panels, weight_maps
+from metreg.report.tables import Table, markdown_table
 from metreg.reproduce.synthetic2d import FULL, MAIN, QUICK, SAID, Outcome, Plan, Tell, experiment, pooled, summarise
 
 COLUMNS = ("method", "disc", "ring", "disc, quartiles", "ring, quartiles", "correlation", "contrast", "folds", "unfolded")
@@ -79,26 +73,26 @@ def write_report(out: Path, plan: Plan, settings: Settings, outcomes: Sequence[O
     rows = table_rows(outcomes)
     figures = make_figures(outcomes, settings)
     for name, figure in zip(FIGURES, figures.values(), strict=True):
-        _write(out / f"{name}.png", png(figure))
+        write_whole(out / f"{name}.png", png(figure))
     with whole_file(out / "table.csv", overwrite=True) as path, path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([COLUMNS, *rows])
-    _write(out / "table.md", markdown_table(COLUMNS, rows))
-    _write(out / "summary.md", summary_page(plan, outcomes, rows))
+    write_whole(out / "table.md", markdown_table(COLUMNS, rows))
+    write_whole(out / "summary.md", summary_page(plan, outcomes, rows))
     held = [(claim, "held" if ok else "did not hold", why) for claim, ok, why in claims(outcomes)]
     page = render(
         "metreg reproduce synthetic2d",
         said_of(plan),
-        figures=figures,
-        tables=[
-            Table("The paper's claims", ("claim", "here", "measured"), held),
-            Table("Displacement error in pixels, medians over test pairs", COLUMNS, rows),
+        [
+            Section("The paper's claims", [Table("", ("claim", "here", "measured"), held)]),
+            Section("Displacement error in pixels, medians over test pairs", [Table("", COLUMNS, rows)]),
+            *[Section(title, [figure]) for title, figure in figures.items()],
         ],
         settings=settings.to_toml(),
-        version=version_of("metreg"),
+        versions=summary["versions"],
     )
-    _write(out / "report.html", page)
+    write_whole(out / "report.html", page)
     text = json.dumps(summary, indent=2) + "\n"
-    _write(out / "summary.json", text)
+    write_whole(out / "summary.json", text)
     told: dict[str, Any] = json.loads(text)
     return told
 
@@ -206,11 +200,6 @@ def summary_page(plan: Plan, outcomes: Sequence[Outcome], rows: Sequence[Sequenc
     )
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
 def make_figures(outcomes: Sequence[Outcome], settings: Settings) -> dict[str, Figure]:
     """By title, in the order of FIGURES."""
     first = outcomes[0]
@@ -218,7 +207,7 @@ def make_figures(outcomes: Sequence[Outcome], settings: Settings) -> dict[str, F
     errors = {name: pooled(outcomes, name).errors for name in SAID if name in first.results}
     sigma = settings.metric.sigma
     weights = {name: _view_weights(first, result) for name, result in shown.items()}
-    truth = np.stack([radiological(w.numpy(), first.test.grid.affine) for w in first.test.weights[0]])
+    truth = _turned(first, first.test.weights[0].numpy())
     label = next(name for name in (*MAIN, *first.histories) if name in first.histories)
 
     def spread(w: Array) -> Array:
@@ -229,7 +218,7 @@ def make_figures(outcomes: Sequence[Outcome], settings: Settings) -> dict[str, F
             {SAID[name]: {region: values.numpy() for region, values in found.items()} for name, found in errors.items()}
         ),
         "One test pair with the learned metrics": metric_panels(
-            {name: slice_of(first, result) for name, result in shown.items()},
+            {name: plane_shown(first, result) for name, result in shown.items()},
             {name: spread(w) for name, w in weights.items()},
             "unit lengths",
             truth=spread(truth),
@@ -243,21 +232,22 @@ def make_figures(outcomes: Sequence[Outcome], settings: Settings) -> dict[str, F
     }
 
 
-def slice_of(outcome: Outcome, result: RingResult) -> Slice:
+def plane_shown(outcome: Outcome, result: RingResult) -> Plane:
     """The first test pair under one method."""
     grid, phi_inv = outcome.test.grid, result.phi_inv[:1]
     source, target = outcome.test.pairs.source[:1], outcome.test.pairs.target[:1]
     shift = ((phi_inv - grid.points(phi_inv)) / grid.steps(phi_inv))[0]
     images = (source, target, sample(source, phi_inv, grid), jacobian_determinant(phi_inv, grid)[:, None])
-    return middle_slice(*[image[0, 0].numpy() for image in images], shift=shift.numpy(), affine=grid.affine)
+    return plane_of(*[image[0, 0].numpy() for image in images], shift=shift.numpy(), affine=grid.affine)
 
 
 def _view_weights(outcome: Outcome, result: RingResult) -> Array:
     assert result.weights is not None
     fine = upsample(result.weights[:1], outcome.test.grid)[0]
-    return np.stack([radiological(w.numpy(), outcome.test.grid.affine) for w in fine])
+    return _turned(outcome, fine.numpy())
 
 
-def _write(path: Path, content: str | bytes) -> None:
-    with whole_file(path, overwrite=True) as temporary:
-        temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
+def _turned(outcome: Outcome, f: Array) -> Array:
+    """Arrays (N, *S) as pictures."""
+    grid = outcome.test.grid
+    return cuts(grid.shape, grid.affine, at=(0, 0))[0].take(f)

@@ -1,0 +1,99 @@
+"""What is measured of one pair under one transform, whatever tool it came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from metreg.checks import MetregError
+from metreg.data.datasets import PairFiles
+from metreg.data.formats import Image
+from metreg.data.intensity import BACKGROUND, standardise
+from metreg.data.io import check_same_grid, match_planes, read_image, read_labels, read_mask
+from metreg.data.points import Frame, read_points
+from metreg.data.transforms import Transform
+from metreg.evaluate.overlap import Overlap, common_labels, overlap
+from metreg.evaluate.regularity import check_written, determinants, jacobian_facts
+from metreg.grid import Array, transform_points, world_points
+
+MOST_POINTS = 200_000
+"""At most about so many voxels are taken there and back again."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A pair of images and what is known of it."""
+
+    moving: Image
+    fixed: Image
+    moving_labels: Image | None
+    fixed_labels: Image | None
+    inside: Array
+    """The voxels of the fixed image (*S) that are measured: its mask, or all that is not background."""
+    landmarks: tuple[Array, Array] | None
+    """Points (P, D) of the moving image and the same ones of the fixed image, RAS millimetres."""
+
+
+def open_case(files: PairFiles, frame: Frame | None = None) -> Case:
+    fixed = read_image(files.fixed, "fixed image")
+    moving = match_planes(read_image(files.moving, "moving image"), fixed)
+    seen = standardise(fixed.values) > BACKGROUND
+    if files.fixed_mask is not None:
+        seen = read_mask(files.fixed_mask, fixed, "fixed mask").values > 0
+    labels = [
+        None if path is None else _labels(path, image, role)
+        for path, image, role in (
+            (files.moving_labels, moving, "moving labels"),
+            (files.fixed_labels, fixed, "fixed labels"),
+        )
+    ]
+    return Case(moving, fixed, labels[0], labels[1], seen, _landmarks(files, frame, fixed.dim))
+
+
+def _labels(path: Any, like: Image, role: str) -> Image:
+    labels = read_labels(path, role)
+    check_same_grid(labels, like, role)
+    return like.with_values(labels.values)
+
+
+def _landmarks(files: PairFiles, frame: Frame | None, dim: int) -> tuple[Array, Array] | None:
+    if files.moving_points is None or files.fixed_points is None:
+        return None
+    if frame is None:
+        raise MetregError("--frame: say whether the landmarks are in ras or lps millimetres")
+    moving, fixed = (read_points(path, frame, dim)[0] for path in (files.moving_points, files.fixed_points))
+    if len(moving) != len(fixed):
+        raise MetregError(f"landmarks: {len(moving)} in {files.moving_points}, {len(fixed)} in {files.fixed_points}")
+    return moving, fixed
+
+
+def measure(case: Case, transform: Transform, inverse: Transform | None = None) -> tuple[dict[str, Any], Overlap | None]:
+    """One row of facts, in millimetres where they have a length, and the overlap label by label."""
+    folds, smallest, certified = check_written(transform)
+    det = determinants(transform, case.fixed, case.moving)[case.inside]
+    row: dict[str, Any] = {"folds": folds, "certified": certified, "smallest": smallest if np.isfinite(smallest) else 1.0}
+    row |= {f"jacobian_{name}": value for name, value in jacobian_facts(det).items()}
+    if inverse is not None:
+        error = round_trip(case, transform, inverse)
+        row |= {"inverse_mean_mm": float(error.mean()), "inverse_max_mm": float(error.max())}
+    if case.landmarks is not None:
+        moving, fixed = case.landmarks
+        row["landmarks_mm"] = float(np.linalg.norm(transform.apply(fixed) - moving, axis=1).mean())
+    if case.moving_labels is None or case.fixed_labels is None:
+        return row, None
+    labels = common_labels(case.moving_labels.values, case.fixed_labels.values)
+    warped = transform.resample(case.moving_labels, case.fixed, mode="nearest")
+    found = overlap(warped, case.fixed_labels.values, labels)
+    return {"labels": len(labels), **found.means(), **row}, found
+
+
+def round_trip(case: Case, transform: Transform, inverse: Transform) -> Array:
+    """How far, in millimetres, points inside the fixed image are from home after the transform and its inverse."""
+    inside = np.flatnonzero(case.inside)
+    chosen = inside[:: max(1, len(inside) // MOST_POINTS)]
+    points = world_points(case.fixed.shape, case.fixed.affine)[chosen]
+    if transform.dim > case.fixed.dim and case.fixed.plane is not None:
+        points = transform_points(case.fixed.plane, points)
+    return np.asarray(np.linalg.norm(inverse.apply(transform.apply(points)) - points, axis=1))

@@ -1,0 +1,64 @@
+"""Regularity region by region: what the metric says of it, and what the deformation did there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from metreg.grid import Array
+
+
+@dataclass(frozen=True)
+class Region:
+    """One label of the moving image."""
+
+    label: int
+    name: str
+    volume_ml: float
+    """Before the deformation."""
+    sigma_mm: float
+    """Mean of sigma(x) over it."""
+    displacement_mm: float
+    """Mean length of the deformation's displacement over where it ends."""
+    determinant: float
+    log_spread: float
+    """Standard deviation of the determinant's logarithm."""
+
+
+def regions_of(
+    before: Array,
+    after: Array,
+    *,
+    sigma: Array,
+    displacement: Array,
+    jacobian: Array,
+    voxel_ml: float,
+    names: dict[int, str],
+) -> list[Region]:
+    """Every label that is there `before` and `after` the deformation; all arrays (*S) on the same voxels, lengths in mm."""
+    labels = np.intersect1d(before, after)
+    labels = labels[labels != 0]
+    counts, sigmas = _sums(before, labels, np.ones_like(sigma)), _sums(before, labels, sigma)
+    ends = _sums(after, labels, np.ones_like(sigma))
+    log = np.log(jacobian.clip(1e-6))
+    moved, grown, logs, squares = (_sums(after, labels, f) / ends for f in (displacement, jacobian, log, log**2))
+    return [
+        Region(
+            label=int(label),
+            name=names.get(int(label), ""),
+            volume_ml=float(counts[i] * voxel_ml),
+            sigma_mm=float(sigmas[i] / counts[i]),
+            displacement_mm=float(moved[i]),
+            determinant=float(grown[i]),
+            log_spread=float(np.sqrt(max(0.0, squares[i] - logs[i] ** 2))),
+        )
+        for i, label in enumerate(labels)
+    ]
+
+
+def _sums(where: Array, labels: Array, values: Array) -> Array:
+    """The sum of values over each of the labels, which are sorted."""
+    place = np.searchsorted(labels, where.ravel()).clip(max=max(0, len(labels) - 1))
+    hit = labels[place] == where.ravel() if len(labels) else np.zeros(where.size, dtype=bool)
+    return np.bincount(place[hit], weights=values.ravel()[hit].astype(float), minlength=len(labels))

@@ -1,0 +1,232 @@
+"""From pairs and methods to tables, on one page: register or read, measure, compare, draw, write."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metreg.apply import load_transform
+from metreg.checks import MetregError
+from metreg.config import Settings
+from metreg.data.datasets import PairFiles
+from metreg.data.io import read_mask
+from metreg.data.points import Frame
+from metreg.data.transforms import Affine, Transform
+from metreg.data.whole import write_whole
+from metreg.evaluate.measure import Case, measure, open_case
+from metreg.grid import Array
+from metreg.pipeline import MEAN, open_metric, read_label_names, register, version_of
+from metreg.report.evaluation import write_evaluation
+from metreg.solve.affine import align
+
+AFFINE = "affine"
+WORST = 5
+"""Pairs of every method whose pages are kept."""
+TRANSFORMS = (".h5", ".hdf5", ".tfm", ".txt", ".mat", ".xfm", "/moving_to_fixed.h5")
+INVERSES = ("_inverse.h5", "/fixed_to_moving.h5")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A name in the tables, and where its transforms come from: a metric to register with, or a folder to read from."""
+
+    name: str
+    metric: str | None = None
+    folder: Path | None = None
+
+
+Rows = list[dict[str, Any]]
+
+
+def methods_of(metrics: Sequence[str], transforms: Sequence[str], reference: str | None = None) -> list[Method]:
+    """The affine alignment alone, then metrics (M, or NAME=M), then folders of transforms (NAME=FOLDER)."""
+    found = [Method(AFFINE)]
+    for given in metrics:
+        name, equals, metric = given.partition("=")
+        found.append(Method(name, metric) if equals else Method(_name_of(given), given))
+    for given in transforms:
+        name, equals, folder = given.partition("=")
+        if not equals or not Path(folder).is_dir():
+            raise MetregError(f"--transforms: wanted NAME=FOLDER with a folder of transform files, got '{given}'")
+        found.append(Method(name, folder=Path(folder)))
+    names = [method.name for method in found]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise MetregError(f"methods: two are called '{twice[0]}'; name them: --metric NAME={twice[0]}")
+    bad = [name for name in names if not name or "/" in name or name.startswith(".")]
+    if bad:
+        raise MetregError(f"methods: '{bad[0]}' cannot be the name of a method; wanted one without a slash")
+    if reference is not None and reference not in names:
+        raise MetregError(f"--reference: no method is called '{reference}'; there are {', '.join(names)}")
+    for method in found:
+        if method.metric is not None:
+            open_metric(method.metric)
+    return found
+
+
+def _name_of(metric: str) -> str:
+    path = Path(metric.removeprefix(MEAN))
+    name = path.parent.name if path.name == "metric.safetensors" and path.parent.name else path.name.split(".")[0]
+    return f"mean of {name}" if metric.startswith(MEAN) else name
+
+
+def begin(out: Path, files: Sequence[PairFiles], settings: Settings) -> None:
+    """Make the folder, or see that what lies there is of the same pairs and settings."""
+    record = out / "runs" / "plan.json"
+    given = json.dumps([[str(value) for value in asdict(pair).values()] for pair in files]) + settings.model_dump_json()
+    if record.is_file() and record.read_text(encoding="utf-8") != given:
+        raise MetregError(f"--resume: {out} has results of other pairs or settings; use those, or a new folder")
+    write_whole(record, given)
+
+
+def evaluate(
+    files: Sequence[PairFiles],
+    methods: Sequence[Method],
+    out: Path,
+    settings: Settings,
+    *,
+    device: str = "auto",
+    frame: Frame | None = None,
+    label_names: Path | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Rows:
+    """Every method on every pair; what is done is kept in `out/runs`, and not done again. Gives a row for each."""
+    names = read_label_names(label_names)
+    for number, pair in enumerate(files, start=1):
+        for method in methods:  # a missing file should not wait until it is its turn
+            if method.folder is not None:
+                find_transform(method.folder, pair, number)
+    rows: Rows = []
+    for number, pair in enumerate(files, start=1):
+        work: _Work | None = None
+        for method in methods:
+            record = out / "runs" / method.name / f"{number:04d}.json"
+            if not record.is_file():
+                work = work or _Work(number, pair, open_case(pair, frame), settings, names, device, out / "pages")
+                write_whole(record, json.dumps(work.row(method), indent=1))
+            rows.append(json.loads(record.read_text(encoding="utf-8")))
+            told = f"target overlap {rows[-1]['target_overlap']:.4f}, " if "target_overlap" in rows[-1] else ""
+            tell(f"pair {number} of {len(files)}, {method.name}: {told}{rows[-1]['folds']} folds")
+            _keep_worst(out / "pages", method.name, rows)
+    return rows
+
+
+@dataclass(eq=False)
+class _Work:
+    """One pair, and what its methods share."""
+
+    number: int
+    files: PairFiles
+    case: Case
+    settings: Settings
+    names: dict[int, str]
+    device: str
+    pages: Path
+
+    @cached_property
+    def alignment(self) -> tuple[Array, float]:
+        """Fixed to moving points, and the seconds it took to find."""
+        start, masks = time.perf_counter(), (self.files.moving_mask, self.files.fixed_mask)
+        moving_mask, fixed_mask = (
+            None if path is None else read_mask(path, image)
+            for path, image in zip(masks, (self.case.moving, self.case.fixed), strict=True)
+        )
+        matrix = align(
+            self.case.moving,
+            self.case.fixed,
+            self.settings.affine,
+            moving_mask=moving_mask,
+            fixed_mask=fixed_mask,
+            length_mm=self.settings.length_mm,
+        )
+        return matrix, time.perf_counter() - start
+
+    def row(self, method: Method) -> dict[str, Any]:
+        """What is measured of this pair under one method."""
+        transform, inverse, facts = self._read(method.folder) if method.folder else self._make(method)
+        measured, overlaps = measure(self.case, transform, inverse)
+        by_label = [] if overlaps is None else overlaps.rows(self.names)
+        return {
+            "pair": self.number,
+            "moving": str(self.files.moving),
+            "fixed": str(self.files.fixed),
+            "subjects": self.files.subjects,
+            "method": method.name,
+            **measured,
+            **facts,
+            "by_label": by_label,
+        }
+
+    def _read(self, folder: Path) -> tuple[Transform, Transform | None, dict[str, Any]]:
+        """Another tool's transform, its inverse where it lies beside it, and the costs that a JSON file beside it tells."""
+        path = find_transform(folder, self.files, self.number)
+        back = next((found for end in INVERSES if (found := _sibling(path, end)).is_file()), None)
+        told = _sibling(path, ".json")
+        facts = json.loads(told.read_text(encoding="utf-8")) if told.is_file() else {}
+        return load_transform(path), None if back is None else load_transform(back), facts
+
+    def _make(self, method: Method) -> tuple[Transform, Transform, dict[str, Any]]:
+        matrix, seconds = self.alignment
+        if method.metric is None:
+            parts = Transform((Affine(matrix),)), Transform((Affine(np.linalg.inv(matrix)),))
+            return *parts, {"seconds": seconds}
+        result = register(
+            self.case.moving,
+            self.case.fixed,
+            metric=method.metric,
+            settings=self.settings,
+            moving_mask=self.files.moving_mask,
+            fixed_mask=self.files.fixed_mask,
+            moving_labels=self.case.moving_labels,
+            fixed_labels=self.case.fixed_labels,
+            alignment=matrix,
+            device=self.device,
+        )
+        page = replace(result, label_names=self.names).report(viewer=False)
+        write_whole(self.pages / method.name / f"{self.number:04d}.html", page)
+        memory = {name: value for name, value in result.facts.items() if "memory" in name}
+        seconds += sum(result.facts["seconds"].values())
+        return result.transform, result.inverse, {"seconds": seconds, **memory, "metric_licence": result.metric_licence}
+
+
+def find_transform(folder: Path, pair: PairFiles, number: int) -> Path:
+    """A pair's transform in a folder: by the names of its images, MOVING_to_FIXED, or by its line in the table, 0001."""
+    names = (pair.name, f"{number:04d}")
+    for path in (folder / f"{name}{end}" for name in names for end in TRANSFORMS):
+        if path.is_file():
+            return path
+    raise MetregError(
+        f"--transforms: no transform of {pair.moving} to {pair.fixed} in {folder}; wanted {names[0]}.h5 or {names[1]}.h5, "
+        "an ITK file that maps fixed points to moving points"
+    )
+
+
+def _sibling(path: Path, end: str) -> Path:
+    return path.parent / (end[1:] if end.startswith("/") else path.name.removesuffix(path.suffix) + end)
+
+
+def _keep_worst(pages: Path, method: str, rows: Rows) -> None:
+    """Take away the pages of all but the worst pairs of a method."""
+    own = sorted((row for row in rows if row["method"] == method), key=badness)
+    for row in own[WORST:]:
+        (pages / method / f"{row['pair']:04d}.html").unlink(missing_ok=True)
+
+
+def badness(row: dict[str, Any]) -> float:
+    """Worst first when sorted by it: the overlap, or without labels how uneven the determinants are."""
+    return float(row.get("target_overlap", -row["jacobian_log_std"]))
+
+
+def write_report(out: Path, rows: Rows, settings: Settings, *, reference: str | None = None) -> dict[str, Any]:
+    """Tables, figures and the page of what `evaluate` found. Gives the summary."""
+    versions = {name: version_of(name) for name in ("metreg", "torch", "numpy", "scipy")}
+    return write_evaluation(out, rows, settings, command=shlex.join(sys.argv), versions=versions, reference=reference)

@@ -1,0 +1,176 @@
+"""What is written of an evaluation: one row per pair and method, tables shaped like the paper's, a box plot, a page."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metreg.config import Settings
+from metreg.data.whole import whole_file, write_whole
+from metreg.evaluate.statistics import compare, describe
+from metreg.grid import Array
+from metreg.report.boxes import method_boxes
+from metreg.report.page import Card, Section, png, render
+from metreg.report.tables import SHARES, Table, jacobian_table, overlap_table
+
+NAMES = frozenset(
+    [
+        "results.csv",
+        "overlap.csv",
+        "overlap.md",
+        "overlap.tex",
+        "jacobian.md",
+        "jacobian.tex",
+        "cost.md",
+        "boxes.png",
+        "summary.json",
+        "settings.toml",
+        "report.html",
+        "runs",
+        "pages",
+    ]
+)
+"""What an evaluation writes into its folder."""
+COLUMNS = (
+    *("pair", "moving", "fixed", "method", "labels", "target_overlap", "dice", "landmarks_mm", "folds", "certified"),
+    *("smallest", "jacobian_mean", *[f"jacobian_{share}" for share in SHARES], "jacobian_log_std"),
+    *("inverse_mean_mm", "inverse_max_mm", "seconds", "cpu_seconds", "peak_memory_mb", "peak_gpu_memory_mb"),
+)
+Rows = Sequence[dict[str, Any]]
+
+
+def write_evaluation(
+    out: Path, rows: Rows, settings: Settings, *, command: str, versions: dict[str, str], reference: str | None = None
+) -> dict[str, Any]:
+    """All files of an evaluation but the rows' own. `reference` is tested against the others; by default the best."""
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    by_method = {name: [row for row in rows if row["method"] == name] for name in methods}
+    measure = "target_overlap" if all("target_overlap" in row for row in rows) else None
+    values = {name: np.array([row[measure] for row in found]) for name, found in by_method.items()} if measure else {}
+    best = reference or (max(values, key=lambda name: float(values[name].mean())) if values else methods[-1])
+    subjects = [tuple(row["subjects"]) for row in by_method[best]]
+    others = {name: found for name, found in values.items() if name != best}
+    compared = compare(values[best], others, subjects) if values and len(subjects) > 1 else {}
+    jacobian = jacobian_table("Jacobian determinant inside the brain, mean(std) over pairs", _jacobians(by_method))
+    tables = [jacobian, _cost_table(by_method)]
+    if values:
+        tables.insert(0, overlap_table("Mean target overlap of every pair", values, compared))
+    summary = {
+        "methods": {name: _summary_of(found) for name, found in by_method.items()},
+        "reference": best,
+        "comparisons": {name: test.__dict__ | {"significant": test.significant} for name, test in compared.items()},
+        "pairs": len(subjects),
+        "versions": versions,
+        "command": command,
+        "settings": settings.model_dump(mode="json"),
+    }
+    _write_rows(out, rows)
+    for name, table in zip(("overlap", "jacobian", "cost") if values else ("jacobian", "cost"), tables, strict=True):
+        write_whole(out / f"{name}.md", table.markdown())
+        if name != "cost":
+            write_whole(out / f"{name}.tex", table.latex())
+    write_whole(out / "settings.toml", settings.to_toml())
+    write_whole(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+    sections = [Section("Regularity and cost", tables[-2:])]
+    if values:
+        figure = method_boxes(values, best)
+        write_whole(out / "boxes.png", png(figure))
+        note = (
+            f"Every p is of {best} being no better than the method in that row: Mann and Whitney's test as in the paper "
+            "(adjusted by Benjamini and Hochberg; it takes pairs for independent), Wilcoxon's on differences pair by pair, "
+            "and one that flips signs subject by subject."
+        )
+        sections.insert(0, Section("Target overlap", [figure, tables[0]], note))
+    sections.append(Section(f"The worst pairs of {best}", [_worst_table(out, by_method[best])], "Each leads to its page."))
+    page = render(
+        "Evaluation",
+        f"{len(methods)} methods on {len(subjects)} pairs.",
+        sections,
+        cards=_cards(by_method, values, best),
+        settings=settings.to_toml(),
+        command=command,
+        versions=versions,
+    )
+    write_whole(out / "report.html", page)
+    return summary
+
+
+def _write_rows(out: Path, rows: Rows) -> None:
+    with whole_file(out / "results.csv", overwrite=True) as path, path.open("w", newline="", encoding="utf-8") as file:
+        present = [name for name in COLUMNS if any(name in row for row in rows)]
+        writer = csv.DictWriter(file, present, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    with whole_file(out / "overlap.csv", overwrite=True) as path, path.open("w", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file)
+        lines.writerow(["pair", "method", "label", "name", "target_overlap", "dice"])
+        for row in rows:
+            lines.writerows([row["pair"], row["method"], *label.values()] for label in row["by_label"])
+
+
+def _jacobians(by_method: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, float]]]:
+    keys = ("mean", *SHARES, "log_std")
+    return {name: [{key: row[f"jacobian_{key}"] for key in keys} for row in rows] for name, rows in by_method.items()}
+
+
+def _summary_of(rows: Rows) -> dict[str, Any]:
+    numbers = [name for name in COLUMNS[4:] if name not in ("certified", "folds") and all(name in row for row in rows)]
+    return {
+        **{name: describe(np.array([row[name] for row in rows], dtype=float)) for name in numbers},
+        "folds": sum(row["folds"] for row in rows),
+        "certified": sum(bool(row["certified"]) for row in rows),
+    }
+
+
+def _cost_table(by_method: dict[str, list[dict[str, Any]]]) -> Table:
+    columns = {
+        "dice": ("Dice", ".3f"),
+        "landmarks_mm": ("landmarks (mm)", ".3f"),
+        "inverse_mean_mm": ("inverse error (mm)", ".4f"),
+        "seconds": ("seconds", ".1f"),
+        "cpu_seconds": ("CPU seconds", ".1f"),
+        "peak_memory_mb": ("memory (MiB)", ".0f"),
+        "peak_gpu_memory_mb": ("GPU memory (MiB)", ".0f"),
+    }
+    present = [name for name in columns if any(name in row for rows in by_method.values() for row in rows)]
+    header = ("method", "folds", "certified pairs", *[columns[name][0] for name in present])
+    lines = []
+    for name, rows in by_method.items():
+        cells = [
+            name,
+            str(sum(row["folds"] for row in rows)),
+            f"{sum(bool(row['certified']) for row in rows)} of {len(rows)}",
+        ]
+        for column in present:
+            found = [row[column] for row in rows if column in row]
+            cells.append(format(float(np.mean(found)), columns[column][1]) if found else "")
+        lines.append(cells)
+    return Table("Folds by the strict test in all pairs; means over pairs", header, lines)
+
+
+def _worst_table(out: Path, rows: Rows, count: int = 5) -> Table:
+    ranked = sorted(rows, key=lambda row: row.get("target_overlap", -row["jacobian_log_std"]))[:count]
+    lines, links = [], {}
+    for row in ranked:
+        name = f"{row['pair']}: {Path(row['moving']).name} to {Path(row['fixed']).name}"
+        page = Path("pages") / row["method"] / f"{row['pair']:04d}.html"
+        if (out / page).is_file():
+            links[name] = page.as_posix()
+        overlap = f"{row['target_overlap']:.3f}" if "target_overlap" in row else ""
+        lines.append((name, overlap, f"{row['jacobian_p1']:.2f}", f"{row['jacobian_p99']:.2f}", str(row["folds"])))
+    header = ("pair", "target overlap", "determinant, 1%", "determinant, 99%", "folds")
+    return Table("", header, lines, links=links)
+
+
+def _cards(by_method: dict[str, list[dict[str, Any]]], values: dict[str, Array], best: str) -> list[Card]:
+    rows = by_method[best]
+    folds = sum(row["folds"] for row in rows)
+    cards = [Card("pairs", str(len(rows))), Card(f"folds of {best}", str(folds), folds == 0)]
+    if values:
+        cards.insert(1, Card(f"mean target overlap of {best}", f"{values[best].mean():.3f}"))
+    return cards

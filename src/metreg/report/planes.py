@@ -1,0 +1,192 @@
+"""Slices as they are shown. Radiological view: the patient's right is on the left of the picture, front and head on top."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from metreg.data.formats import Image
+from metreg.data.intensity import BACKGROUND, standardise
+from metreg.data.transforms import Field, sample_at
+from metreg.grid import Array, transform_points, voxel_size
+
+TOWARDS = ("RL", "AP", "SI")
+"""Along each world axis, the letter where a picture begins and the one where it ends."""
+NAMES = ("sagittal", "coronal", "axial")
+"""The slice across each world axis."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a slice lies in an array, and how it is turned."""
+
+    name: str
+    letters: tuple[str, str, str, str]
+    """Of the patient's sides at the left, right, top and bottom of the picture; empty where nobody knows."""
+    axes: tuple[int, int]
+    """The array's axes along the rows' order (down) and the columns' order (to the right)."""
+    backwards: tuple[bool, bool]
+    """Whether the picture runs against them."""
+    at: tuple[int, ...]
+    """A voxel of the slice."""
+    shape: tuple[int, ...]
+
+    def take(self, f: Array) -> Array:
+        """The slice (..., rows, columns) of an array (..., *S)."""
+        lead = f.ndim - len(self.shape)
+        where = [slice(None) if d in self.axes else self.at[d] for d in range(len(self.shape))]
+        found = f[(..., *where)]
+        if self.axes[0] > self.axes[1]:
+            found = np.swapaxes(found, lead, lead + 1)
+        return np.ascontiguousarray(np.flip(found, tuple(lead + i for i, back in enumerate(self.backwards) if back)))
+
+    def voxels(self) -> Array:
+        """The index of every pixel, (rows, columns, D)."""
+        return np.moveaxis(self.take(np.indices(self.shape)), 0, -1)
+
+    def pixels(self, index: Array) -> Array:
+        """Where indices (rows, columns, D) lie in the picture: row and column, (2, rows, columns)."""
+        parts = []
+        for axis, back in zip(self.axes, self.backwards, strict=True):
+            parts.append(self.shape[axis] - 1 - index[..., axis] if back else index[..., axis])
+        return np.stack(parts)
+
+
+def cuts(shape: tuple[int, ...], affine: Array, *, at: tuple[int, ...], plane: Array | None = None) -> tuple[Cut, ...]:
+    """Axial, coronal and sagittal slices through a voxel of a 3-D array, or a 2-D array whole.
+
+    `plane` (4, 3) takes the world of a 2-D array to that of the 3-D file from which it came.
+    """
+    import nibabel as nib
+
+    turn = nib.io_orientation(affine)
+    dim = len(shape)
+    worlds = list(range(3)) if dim == 3 else _worlds(plane)
+    axis_of = {worlds[int(world)]: (axis, sign > 0) for axis, (world, sign) in enumerate(turn)}
+
+    def cut(down: int, right: int) -> Cut:
+        across = 3 - down - right
+        known = dim == 3 or plane is not None
+        letters = (*TOWARDS[right], *TOWARDS[down]) if known else ("", "", "", "")
+        (row, row_back), (column, column_back) = axis_of[down], axis_of[right]
+        name = NAMES[across] if known else "image"
+        return Cut(name, letters, (row, column), (bool(row_back), bool(column_back)), at, shape)
+
+    if dim == 2:
+        return (cut(max(worlds), min(worlds)),)
+    return cut(1, 0), cut(2, 0), cut(2, 1)
+
+
+def _worlds(plane: Array | None) -> list[int]:
+    """The world axes of the 3-D file along which the two of a slice lie."""
+    if plane is None:
+        return [0, 1]
+    first = int(np.abs(plane[:3, 0]).argmax())
+    rest = [axis for axis in range(3) if axis != first]
+    return [first, rest[int(np.abs(plane[rest, 1]).argmax())]]
+
+
+def middle_of(seen: Array) -> tuple[int, ...]:
+    """The voxel in the middle of what is seen, an array of booleans (*S)."""
+    places = np.nonzero(seen)
+    if not len(places[0]):
+        return tuple(n // 2 for n in seen.shape)
+    return tuple(int(np.median(where)) for where in places)
+
+
+@dataclass(frozen=True, eq=False)
+class Plane:
+    """One slice of a registered pair, arrays (rows, columns), rows down the page; images in [0, 1]."""
+
+    cut: Cut
+    pixel_mm: tuple[float, float]
+    """Height and width of a pixel."""
+    fixed: Array
+    before: Array
+    """The moving image after the affine alone."""
+    after: Array
+    jacobian: Array
+    positions: Array
+    """The map: row and column from which each pixel was taken, (2, rows, columns)."""
+    sigma: Array | None = None
+    """Of the metric, in mm, where `before` is."""
+    weights: Array | None = None
+    """Likewise, (N, rows, columns)."""
+
+    @property
+    def aspect(self) -> float:
+        return self.pixel_mm[0] / self.pixel_mm[1]
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        """So that a plane can be drawn where a result can."""
+        return (self,)
+
+
+class Shown(Protocol):
+    """What figures are made of: a result, or a plane."""
+
+    @property
+    def planes(self) -> tuple[Plane, ...]: ...
+
+
+def plane_of(
+    source: Array, target: Array, warped: Array, jacobian: Array, *, shift: Array, affine: Array, plane: Array | None = None
+) -> Plane:
+    """The picture of 2-D arrays (*S) in [0, 1]. `shift` (2, *S) is the map's displacement in voxels."""
+    (cut,) = cuts(source.shape, affine, at=(0,) * source.ndim, plane=plane)
+    size = voxel_size(affine)
+    positions = cut.pixels(cut.voxels() + np.moveaxis(cut.take(shift), 0, -1))
+    return Plane(
+        cut,
+        (float(size[cut.axes[0]]), float(size[cut.axes[1]])),
+        fixed=cut.take(target),
+        before=cut.take(source),
+        after=cut.take(warped),
+        jacobian=cut.take(jacobian),
+        positions=positions,
+    )
+
+
+def pair_planes(
+    fixed: Image, moving: Image, affine: Array, field: Field, jacobian: Array, metric: Image | None
+) -> tuple[Plane, ...]:
+    """The slices through the middle of what the fixed image shows.
+
+    `affine` takes fixed to moving points, `field` is the deformation before it, `jacobian` (*S) is given at the fixed
+    image's voxels, `metric`, if local, has sigma(x) in mm and the weights, (1 + N, *S'), in the space of the source.
+    """
+    target, source = standardise(fixed.values), standardise(moving.values)
+
+    def picture(cut: Cut) -> Plane:
+        index = cut.voxels()
+        pixels, size = index.shape[:2], voxel_size(fixed.affine)
+        x = transform_points(fixed.affine, index.reshape(-1, fixed.dim))
+        moved = field.apply(x)
+        before, after = (sample_at(source[None], moving.affine, transform_points(affine, y)) for y in (x, moved))
+        layers = None
+        if metric is not None:
+            layers = sample_at(metric.values, *inside_grid(metric.affine, metric.values.shape[1:], x)).reshape(-1, *pixels)
+        places = transform_points(np.linalg.inv(fixed.affine), moved).reshape(index.shape)
+        return Plane(
+            cut,
+            (float(size[cut.axes[0]]), float(size[cut.axes[1]])),
+            fixed=cut.take(target),
+            before=before.reshape(pixels),
+            after=after.reshape(pixels),
+            jacobian=cut.take(jacobian),
+            positions=cut.pixels(places),
+            sigma=None if layers is None else layers[0],
+            weights=None if layers is None else layers[1:],
+        )
+
+    shown = cuts(fixed.shape, fixed.affine, at=middle_of(target > BACKGROUND), plane=fixed.plane)
+    return tuple(picture(cut) for cut in shown)
+
+
+def inside_grid(affine: Array, shape: tuple[int, ...], points: Array) -> tuple[Array, Array]:
+    """For `sample_at`: an affine, and world points (P, D) as indices, those a little outside a grid on its border."""
+    index = transform_points(np.linalg.inv(affine), points).clip(0, np.array(shape) - 1)
+    return np.eye(len(affine)), index

@@ -1,0 +1,119 @@
+"""Verbs about one pair of images. They only parse and call; heavy imports happen inside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from metreg.checks import MetregError
+from metreg.options import Affine, Changes, Config, Device, Json, Out, Overwrite, Preset, Quiet, Seed, with_options
+from metreg.terminal import show_iterations, summary_lines
+
+
+def register(
+    moving: Annotated[Path, typer.Argument(help="The image to be moved.", show_default=False)],
+    fixed: Annotated[Path, typer.Argument(help="The image it is brought onto.", show_default=False)],
+    out: Out,
+    metric: Annotated[str, typer.Option(help="The regulariser: global, or a metric file.")] = "global",
+    weights: Annotated[
+        Path | None, typer.Option(help="Local weights, a 4-D image in the space of MOVING.", show_default=False)
+    ] = None,
+    preset: Preset = None,
+    model: Annotated[str | None, typer.Option(help="vsvf.", show_default="vsvf")] = None,
+    moving_mask: Annotated[Path | None, typer.Option(help="Where MOVING counts.", show_default=False)] = None,
+    fixed_mask: Annotated[Path | None, typer.Option(help="Where FIXED counts.", show_default=False)] = None,
+    moving_labels: Annotated[Path | None, typer.Option(help="Labels of MOVING, carried along.", show_default=False)] = None,
+    fixed_labels: Annotated[
+        Path | None, typer.Option(help="Labels of FIXED, to measure overlap.", show_default=False)
+    ] = None,
+    label_names: Annotated[Path | None, typer.Option(help="CSV: label number, name.", show_default=False)] = None,
+    affine: Affine = None,
+    config: Config = None,
+    changes: Changes = None,
+    device: Device = "auto",
+    seed: Seed = None,
+    quiet: Quiet = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Bring MOVING onto FIXED by a diffeomorphism.
+
+    Example: metreg register subject.nii.gz template.nii.gz -o out
+    """
+    from metreg.config import make_settings
+    from metreg.data.whole import check_output
+
+    settings = make_settings(preset, config=config, changes=with_options(changes, seed=seed, model=model, affine=affine))
+    check_output(out, overwrite=overwrite)
+    from metreg import pipeline
+    from metreg.results import NAMES
+
+    given = (moving, fixed, moving_mask, fixed_mask, moving_labels, fixed_labels, weights)
+    for path in given:
+        if path is not None and path.name in NAMES and path.resolve().parent == out.resolve():
+            raise MetregError(f"output: {path} is an input and would be replaced; choose another folder")
+    with show_iterations(quiet, settings.solve.iterations) as on_iteration:
+        result = pipeline.register(
+            moving,
+            fixed,
+            metric=metric,
+            settings=settings,
+            weights=weights,
+            moving_mask=moving_mask,
+            fixed_mask=fixed_mask,
+            moving_labels=moving_labels,
+            fixed_labels=fixed_labels,
+            label_names=label_names,
+            device=device,
+            on_iteration=on_iteration,
+        )
+        result.save(out, overwrite=overwrite)
+    told = (out / "result.json").read_text(encoding="utf-8")
+    if as_json:
+        typer.echo(told)
+    elif not quiet:
+        for line in summary_lines(json.loads(told), out):
+            typer.echo(line)
+
+
+def apply(
+    transform: Annotated[Path, typer.Argument(help="An ITK transform file, or momentum.safetensors.", show_default=False)],
+    image: Annotated[Path, typer.Argument(metavar="IMAGE|POINTS.csv", help="What to transform.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.", show_default=False)],
+    reference: Annotated[
+        Path | None, typer.Option("--reference", "-r", help="The image whose grid is used.", show_default=False)
+    ] = None,
+    labels: Annotated[bool, typer.Option("--labels", help="IMAGE holds labels: take the nearest one.")] = False,
+    frame: Annotated[
+        Literal["ras", "lps"] | None, typer.Option(help="Frame of the points in mm, in and out.", show_default=False)
+    ] = None,
+    config: Config = None,
+    changes: Changes = None,
+    device: Device = "auto",
+    seed: Seed = None,
+    quiet: Quiet = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Apply a transform to an image, to labels, or to the points of a CSV file (columns x, y, z).
+
+    moving_to_fixed.h5 brings the moving image onto the fixed grid; on points it goes from fixed to moving.
+    """
+    from metreg.apply import apply_to_image, apply_to_points
+    from metreg.checks import pick_device
+    from metreg.config import make_settings
+
+    make_settings(config=config, changes=with_options(changes, seed=seed))  # nothing of it matters here, but wrong is wrong
+    pick_device(device)
+    if image.suffix.lower() == ".csv":
+        if frame is None:
+            raise MetregError("--frame: say whether the points are in ras or lps millimetres")
+        apply_to_points(transform, image, out, frame=frame, overwrite=overwrite)
+    else:
+        if reference is None:
+            raise MetregError("--reference: an image needs the grid it is brought onto; say -r FIXED")
+        apply_to_image(transform, image, reference, out, labels=labels, overwrite=overwrite)
+    if not quiet:
+        typer.echo(f"wrote {out}")
