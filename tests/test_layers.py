@@ -18,8 +18,11 @@ WALK = """
     learn.momenta learn.checkpoint learn.train
     evaluate.overlap evaluate.displacement evaluate.rings evaluate.statistics evaluate.regions evaluate.regularity
     evaluate.measure report.tables report.planes report.plots report.boxes report.viewer report.layers report.page
-    report.pair report.evaluation results pipeline apply synth training evaluation
-    reproduce.synthetic2d reproduce.rings_report demo terminal options verbs.pair verbs.many verbs.experiments cli __main__
+    report.pair report.evaluation report.training report.metric results pipeline apply synth training evaluation inspection
+    reproduce.synthetic2d reproduce.rings_report reproduce.parts reproduce.slices2d reproduce.klein2009
+    reproduce.klein3d demo bench.stopwatch bench.process bench.environment bench.peer_greedy bench.peer_ants
+    bench.peer_metreg bench.alignment bench.tools bench.peers terminal options verbs.pair verbs.many verbs.experiments
+    verbs.bench cli __main__
 """
 ORDER = WALK.split()
 FILES = sorted(path for path in SRC.rglob("*.py") if path.read_text().strip() and path != SRC / "__init__.py")

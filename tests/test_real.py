@@ -40,7 +40,7 @@ def test_overlap_grows_and_nothing_folds(name: str, data: Path, tmp_path: Path) 
     result.save(tmp_path / "out")
     assert folds_of_file(tmp_path / "out" / "moving_to_fixed.h5") == 0
     assert result.folds == 0 and result.certificate.holds
-    assert result.summary()["inverse"]["error_voxels"]["max"] < 0.1
+    assert result.summary["inverse"]["error_voxels"]["max"] < 0.1
 
 
 def folds_of_file(path: Path) -> int:

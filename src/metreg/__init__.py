@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from metreg.data.transforms import read_transform as read_transform
     from metreg.grid import Grid as Grid
     from metreg.pipeline import register as register
+    from metreg.report import plots as plots
     from metreg.results import Result as Result
     from metreg.solve.momentum import read_momentum as read_momentum
 
@@ -22,6 +23,7 @@ _HOMES = {
     "make_settings": "config",
     "Grid": "grid",
     "read_transform": "data.transforms",
+    "plots": "report.plots",
     "Result": "results",
     "read_momentum": "solve.momentum",
     "register": "pipeline",
@@ -32,7 +34,8 @@ __all__ = list(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'metreg' has no attribute '{name}'")
-    return getattr(import_module(f"metreg.{_HOMES[name]}"), name)
+    home = import_module(f"metreg.{_HOMES[name]}")
+    return home if _HOMES[name].endswith(f".{name}") else getattr(home, name)
 
 
 def __dir__() -> list[str]:

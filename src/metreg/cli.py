@@ -9,9 +9,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from metreg.checks import MetregError
+from metreg.verbs.bench import bench
 from metreg.verbs.experiments import demo, reproduce, synth
 from metreg.verbs.many import evaluate, train
-from metreg.verbs.pair import apply, register
+from metreg.verbs.pair import apply, inspect, register
 
 app = typer.Typer(
     name="metreg",
@@ -44,6 +45,7 @@ def _root(
 for verb, group in (
     (register, "One pair"),
     (apply, "One pair"),
+    (inspect, "One pair"),
     (train, "Many pairs"),
     (evaluate, "Many pairs"),
     (reproduce, "Experiments"),
@@ -51,6 +53,7 @@ for verb, group in (
     (demo, "Experiments"),
 ):
     app.command(rich_help_panel=group)(verb)
+app.add_typer(bench, rich_help_panel="Experiments")
 
 
 def main() -> None:

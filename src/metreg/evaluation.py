@@ -6,8 +6,8 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,19 @@ import numpy as np
 
 from metreg.apply import load_transform
 from metreg.checks import MetregError
-from metreg.config import Settings
+from metreg.config import Settings, changed
 from metreg.data.datasets import PairFiles
+from metreg.data.intensity import BACKGROUND
 from metreg.data.io import read_mask
 from metreg.data.points import Frame
 from metreg.data.transforms import Affine, Transform
 from metreg.data.whole import write_whole
 from metreg.evaluate.measure import Case, measure, open_case
 from metreg.grid import Array
+from metreg.interpolate import downsample
 from metreg.pipeline import MEAN, open_metric, read_label_names, register, version_of
-from metreg.report.evaluation import write_evaluation
+from metreg.report.evaluation import Published, write_evaluation
+from metreg.results import Result
 from metreg.solve.affine import align
 
 AFFINE = "affine"
@@ -42,6 +45,8 @@ class Method:
     name: str
     metric: str | None = None
     folder: Path | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that are others for this method alone, by dotted keys."""
 
 
 Rows = list[dict[str, Any]]
@@ -111,12 +116,14 @@ def evaluate(
         for method in methods:
             record = out / "runs" / method.name / f"{number:04d}.json"
             if not record.is_file():
-                work = work or _Work(number, pair, open_case(pair, frame), settings, names, device, out / "pages")
-                write_whole(record, json.dumps(work.row(method), indent=1))
+                work = work or _Work(number, pair, open_case(pair, frame), settings, names, device)
+                row, result = work.row(method)
+                if result is not None:
+                    _keep_worst(out / "pages", rows, row, replace(result, label_names=names))
+                write_whole(record, json.dumps(row, indent=1))
             rows.append(json.loads(record.read_text(encoding="utf-8")))
             told = f"target overlap {rows[-1]['target_overlap']:.4f}, " if "target_overlap" in rows[-1] else ""
             tell(f"pair {number} of {len(files)}, {method.name}: {told}{rows[-1]['folds']} folds")
-            _keep_worst(out / "pages", method.name, rows)
     return rows
 
 
@@ -130,7 +137,6 @@ class _Work:
     settings: Settings
     names: dict[int, str]
     device: str
-    pages: Path
 
     @cached_property
     def alignment(self) -> tuple[Array, float]:
@@ -150,12 +156,21 @@ class _Work:
         )
         return matrix, time.perf_counter() - start
 
-    def row(self, method: Method) -> dict[str, Any]:
-        """What is measured of this pair under one method."""
-        transform, inverse, facts = self._read(method.folder) if method.folder else self._make(method)
+    def row(self, method: Method) -> tuple[dict[str, Any], Result | None]:
+        """What is measured of this pair under one method, and the registration if that is what was done."""
+        result = None
+        if method.folder is not None:
+            transform, inverse, facts = self._read(method.folder)
+        elif method.metric is None:
+            matrix, seconds = self.alignment
+            parts = Transform((Affine(matrix),)), Transform((Affine(np.linalg.inv(matrix)),))
+            transform, inverse, facts = *parts, {"seconds": seconds}
+        else:
+            result = self._register(method.metric, changed(self.settings, method.changes))
+            transform, inverse, facts = result.transform, result.inverse, self._facts(result)
         measured, overlaps = measure(self.case, transform, inverse)
         by_label = [] if overlaps is None else overlaps.rows(self.names)
-        return {
+        row = {
             "pair": self.number,
             "moving": str(self.files.moving),
             "fixed": str(self.files.fixed),
@@ -165,6 +180,7 @@ class _Work:
             **facts,
             "by_label": by_label,
         }
+        return row, result
 
     def _read(self, folder: Path) -> tuple[Transform, Transform | None, dict[str, Any]]:
         """Another tool's transform, its inverse where it lies beside it, and the costs that a JSON file beside it tells."""
@@ -174,28 +190,32 @@ class _Work:
         facts = json.loads(told.read_text(encoding="utf-8")) if told.is_file() else {}
         return load_transform(path), None if back is None else load_transform(back), facts
 
-    def _make(self, method: Method) -> tuple[Transform, Transform, dict[str, Any]]:
-        matrix, seconds = self.alignment
-        if method.metric is None:
-            parts = Transform((Affine(matrix),)), Transform((Affine(np.linalg.inv(matrix)),))
-            return *parts, {"seconds": seconds}
-        result = register(
+    def _register(self, metric: str, settings: Settings) -> Result:
+        return register(
             self.case.moving,
             self.case.fixed,
-            metric=method.metric,
-            settings=self.settings,
+            metric=metric,
+            settings=settings,
             moving_mask=self.files.moving_mask,
             fixed_mask=self.files.fixed_mask,
             moving_labels=self.case.moving_labels,
             fixed_labels=self.case.fixed_labels,
-            alignment=matrix,
+            alignment=self.alignment[0],
             device=self.device,
         )
-        page = replace(result, label_names=self.names).report(viewer=False)
-        write_whole(self.pages / method.name / f"{self.number:04d}.html", page)
-        memory = {name: value for name, value in result.facts.items() if "memory" in name}
-        seconds += sum(result.facts["seconds"].values())
-        return result.transform, result.inverse, {"seconds": seconds, **memory, "metric_licence": result.metric_licence}
+
+    def _facts(self, result: Result) -> dict[str, Any]:
+        """Costs, and what the metric was: its mean weights over what the source shows, sigma(x) region by region."""
+        metric, grid = result.registration.metric, result.registration.grid
+        shown = downsample(result.pair.source, grid)[0] > BACKGROUND
+        regions = {region.label: region.sigma_mm for region in result.regions} if metric.w.dim() > 1 else {}
+        return {
+            "seconds": self.alignment[1] + sum(result.facts["seconds"].values()),
+            **{name: value for name, value in result.facts.items() if "memory" in name},
+            "metric_licence": result.metric_licence,
+            "mean_weights": [float(w[shown[0]].mean()) for w in metric.local_weights()[0]],
+            "sigma_mm_by_label": regions,
+        }
 
 
 def find_transform(folder: Path, pair: PairFiles, number: int) -> Path:
@@ -214,11 +234,17 @@ def _sibling(path: Path, end: str) -> Path:
     return path.parent / (end[1:] if end.startswith("/") else path.name.removesuffix(path.suffix) + end)
 
 
-def _keep_worst(pages: Path, method: str, rows: Rows) -> None:
-    """Take away the pages of all but the worst pairs of a method."""
-    own = sorted((row for row in rows if row["method"] == method), key=badness)
-    for row in own[WORST:]:
-        (pages / method / f"{row['pair']:04d}.html").unlink(missing_ok=True)
+def _keep_worst(pages: Path, earlier: Rows, row: dict[str, Any], result: Result) -> None:
+    """Write a pair's page if it is among the worst of its method so far, and take away the one it makes superfluous."""
+    ranked = sorted([row, *(other for other in earlier if other["method"] == row["method"])], key=badness)
+    if row in ranked[:WORST]:
+        write_whole(_page_of(pages, row), result.report(viewer=False))
+    for other in ranked[WORST:]:
+        _page_of(pages, other).unlink(missing_ok=True)
+
+
+def _page_of(pages: Path, row: dict[str, Any]) -> Path:
+    return pages / row["method"] / f"{row['pair']:04d}.html"
 
 
 def badness(row: dict[str, Any]) -> float:
@@ -226,7 +252,16 @@ def badness(row: dict[str, Any]) -> float:
     return float(row.get("target_overlap", -row["jacobian_log_std"]))
 
 
-def write_report(out: Path, rows: Rows, settings: Settings, *, reference: str | None = None) -> dict[str, Any]:
-    """Tables, figures and the page of what `evaluate` found. Gives the summary."""
-    versions = {name: version_of(name) for name in ("metreg", "torch", "numpy", "scipy")}
-    return write_evaluation(out, rows, settings, command=shlex.join(sys.argv), versions=versions, reference=reference)
+def write_report(
+    out: Path, rows: Rows, settings: Settings, *, reference: str | None = None, published: Published | None = None
+) -> dict[str, Any]:
+    """Tables, figures and the page of what `evaluate` found, beside what others published. Gives the summary."""
+    return write_evaluation(
+        out,
+        rows,
+        settings,
+        command=shlex.join(sys.argv),
+        versions={name: version_of(name) for name in ("metreg", "torch", "numpy", "scipy")},
+        reference=reference,
+        published=published,
+    )

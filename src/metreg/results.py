@@ -201,6 +201,8 @@ class Result:
         if self.overlaps:
             summary["overlap"] = {when: found.means() for when, found in self.overlaps.items()}
             summary["overlap_by_label"] = self._overlap_rows()
+        if self.regions:
+            summary["regions"] = [asdict(region) for region in self.regions]
         return summary
 
     def report(self, *, viewer: bool = True) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    from metreg.report.tables import Table
     from metreg.solve.result import Record
 
 
@@ -21,13 +22,21 @@ def show_iterations(quiet: bool, iterations: Any) -> Iterator[Callable[[Record],
         yield lambda record: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(10), TextColumn("{task.fields[energy]}"), TimeElapsedColumn())
+    columns = (
+        *(TextColumn("{task.description}"), BarColumn(10), TextColumn("{task.fields[energy]}")),
+        *(TimeElapsedColumn(), TextColumn("left at this level:"), TimeRemainingColumn()),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("reading, aligning", total=None, energy="")
+        level = -1
 
         def show(record: Record) -> None:
+            nonlocal level
+            if record.level != level:
+                level = record.level
+                progress.reset(task, total=iterations[level])
             terms = "  ".join(f"{name} {value:.4g}" for name, value in record.terms.items() if value)
             progress.update(
                 task,
@@ -98,13 +107,47 @@ def _seconds_left(record: dict[str, Any], epochs: tuple[int, int]) -> float:
     return float(record["seconds"] * (left + (2 * epochs[1] if record["stage"] == 1 else 0)))
 
 
-def summary_lines(summary: dict[str, Any], out: Path) -> Iterator[str]:
-    seconds = sum(summary["seconds"].values())
+def summary_table(summary: dict[str, Any], out: Path) -> Table:
+    """What a registration gave, in a few lines, and where it lies."""
+    from metreg.report.tables import Table
+
     terms = ", ".join(f"{name} {value:.4g}" for name, value in summary["energy"].items() if value)
-    yield f"energy: {terms}"
+    rows = [("energy", terms)]
     if "overlap" in summary:
         before, after = (summary["overlap"][when]["target_overlap"] for when in ("before", "after"))
-        yield f"target overlap: {before:.4f} before (affine), {after:.4f} after"
+        rows.append(("target overlap", f"{before:.4f} before (affine), {after:.4f} after"))
     certified = "certified invertible" if summary["certificate"]["holds"] else "not certified invertible"
-    yield f"folds: {summary['folds']}, {certified}"
-    yield f"{seconds:.1f} s. Results are in {out}, see {out / 'report.html'}"
+    jacobian = summary["jacobian"]
+    rows += [
+        ("folds", f"{summary['folds']}, {certified}"),
+        ("determinant", f"{jacobian['p1']:.2f} to {jacobian['p99']:.2f} (1 % to 99 %)"),
+        ("metric", f"{summary['metric']} (licence: {summary['metric_licence']})"),
+        ("time", f"{sum(summary['seconds'].values()):.1f} s, {summary['peak_memory_mb'] / 1024:.1f} GiB"),
+        ("results", str(out)),
+        ("look at", str(out / "report.html")),
+    ]
+    return Table("", ("", ""), rows)
+
+
+def show_table(table: Table) -> None:
+    """On a terminal as a drawn table, elsewhere in plain columns."""
+    if sys.stdout.isatty():
+        import rich.box
+        import rich.table
+        from rich.console import Console
+        from rich.text import Text
+
+        named = any(table.header)
+        drawn = rich.table.Table(box=rich.box.SIMPLE, show_header=named, title=table.title or None, title_justify="left")
+        for i, name in enumerate(table.header):
+            drawn.add_column(name, style="bold" if i == 0 else None, overflow="fold")
+        for r, row in enumerate(table.rows):
+            drawn.add_row(*[Text(cell, style="green" if (r, c) in table.best else "") for c, cell in enumerate(row)])
+        Console(highlight=False).print(drawn)
+        return
+    lines = [table.header, *table.rows] if any(table.header) else table.rows
+    widths = [max(len(line[i]) for line in lines) for i in range(len(table.header))]
+    if table.title:
+        typer.echo(table.title)
+    for line in lines:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

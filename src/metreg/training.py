@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from metreg.checks import MetregError
 from metreg.config import Settings, changed
@@ -19,22 +23,29 @@ from metreg.data.formats import Image
 from metreg.data.intensity import quantile_function
 from metreg.data.io import match_planes, read_image, read_mask
 from metreg.data.pair import bring, domain_of
-from metreg.data.whole import check_output, clear_folder, whole_file
+from metreg.data.whole import check_output, clear_folder, whole_file, write_whole
 from metreg.energy import Energy
+from metreg.grid import Grid
+from metreg.interpolate import downsample, upsample
 from metreg.learn.train import LOG, TrainingPairs, train
+from metreg.metric.learned import LearnedMetric
 from metreg.metric.store import MetricFile, save_metric
 from metreg.pipeline import version_of
-from metreg.report.page import Section, render
-from metreg.report.plots import energy_curves
-from metreg.report.tables import Table
+from metreg.report.planes import Plane, plane_of_map
+from metreg.report.training import training_page
 from metreg.solve.affine import align
 from metreg.solve.multiscale import map_grid_of
+from metreg.solve.register import make_metric, maps_of
 
 NAMES = frozenset(
     {"metric.safetensors", "report.html", "settings.toml", "pairs.json", LOG, "checkpoint.safetensors"}
     | {"momenta-0.npy", "momenta-1.npy", "tensorboard"}
 )
 """What a training writes into its folder."""
+EXAMPLES = 3
+"""Pairs shown in the report."""
+TEMPLATE_VOXELS = 50_000
+"""At most so many of the mean image are kept in the metric file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,12 +87,15 @@ def train_metric(
         on_epoch(record)
 
     going_on = resume and (run / "checkpoint.safetensors").exists()
+    over = going_on and not any(run.glob("momenta-*.npy"))  # it had ended, and its momenta are gone
     model, progress = train(prepared.pairs, settings, run, device=device, resume=going_on, on_epoch=heard)
     last = progress.history[-1] if progress.history else {}
+    map_grid = map_grid_of(grid, settings.flow.map_factor)
+    mean_image, mean_grid = _template(prepared.pairs, map_grid)
     metric = MetricFile(
         model,
         length_mm=grid.length_mm,
-        voxel_mm=tuple(h * grid.length_mm for h in map_grid_of(grid, settings.flow.map_factor).spacing),
+        voxel_mm=tuple(h * grid.length_mm for h in map_grid.spacing),
         unit_cube=settings.unit_cube,
         intensity=prepared.standard,
         summary={
@@ -95,11 +109,17 @@ def train_metric(
             "versions": {name: version_of(name) for name in ("metreg", "torch")},
         },
         licence=licence,
+        template=mean_image,
+        template_mm=tuple(h * grid.length_mm for h in mean_grid.spacing),
+        template_affine=mean_grid.affine,
     )
     with whole_file(run / "metric.safetensors", overwrite=True) as path:
         save_metric(path, metric)
-    with whole_file(run / "report.html", overwrite=True) as path:
-        path.write_text(_page(metric, progress.history, settings), encoding="utf-8")
+    if not over:
+        examples = _examples(model, prepared, files, settings, run, progress.generation)
+        widths = [sigma * grid.length_mm for sigma in settings.metric.sigma]
+        page = training_page(metric.summary, progress.history, examples, widths, settings, shlex.join(sys.argv))
+        write_whole(run / "report.html", page)
     for path in run.glob("momenta-*.npy"):
         path.unlink()
     return metric
@@ -182,18 +202,29 @@ class _TensorBoard:
         self.writer.flush()
 
 
-def _page(metric: MetricFile, history: list[dict[str, Any]], settings: Settings) -> str:
-    curves = [(record["stage"], {term: record[term] for term in Energy._fields}) for record in history]
-    facts = metric.summary
-    rows = [(name, str(value)) for name, value in facts.items() if name not in ("energy", "versions")]
-    energy = [(name, f"{value:.4g}") for name, value in facts["energy"].items() if value]
-    return render(
-        "metreg train: a learned metric",
-        f"Learned from {facts['pairs']} pairs of {facts['images']} images in {facts['seconds']:.0f} s.",
-        [
-            Section("Mean energy by term; the second stage learns the metric", [energy_curves(curves, unit="epoch")]),
-            Section("Facts", [Table("", ("what", "value"), rows), Table("Energy at the end", ("term", "mean"), energy)]),
-        ],
-        settings=settings.to_toml(),
-        versions=facts["versions"],
-    )
+def _examples(
+    model: LearnedMetric, prepared: Prepared, files: list[PairFiles], settings: Settings, run: Path, generation: int
+) -> dict[str, Plane]:
+    """The first few pairs with the momenta with which the training ended, by name."""
+    pairs, grid = prepared.pairs, prepared.pairs.grid
+    map_grid = map_grid_of(grid, settings.flow.map_factor)
+    stored = np.load(run / f"momenta-{generation}.npy", mmap_mode="r", allow_pickle=False)
+    shown, model = {}, model.cpu()
+    for i in range(min(EXAMPLES, len(files))):
+        m = torch.from_numpy(np.array(stored[0, i : i + 1]))
+        source, target = pairs.source[i : i + 1], pairs.target[i : i + 1]
+        with torch.no_grad():
+            w = model.weights(downsample(source, map_grid), map_grid, m).w
+        metric = make_metric(map_grid, settings.metric, like=source, weights=w)
+        phi_inv, _ = maps_of(m, metric, map_grid, settings.flow)
+        sigma = upsample(metric.local_sigma()[:, None] * grid.length_mm, grid)
+        shown[files[i].name.replace("_to_", " to ")] = plane_of_map(source, target, upsample(phi_inv, grid), grid, sigma)
+    return shown
+
+
+def _template(pairs: TrainingPairs, map_grid: Grid) -> tuple[Tensor, Grid]:
+    """The mean of all images, on a coarse grid."""
+    factor = min(1.0, (TEMPLATE_VOXELS / math.prod(map_grid.shape)) ** (1 / map_grid.dim))
+    coarse = map_grid.coarsen(factor)
+    mean = downsample(pairs.images.mean(0, keepdim=True), coarse)
+    return mean.clamp(0, 1), coarse

@@ -54,7 +54,7 @@ class Opened:
     def picture(self, name: str, selector: str = "#viewer-canvas") -> np.ndarray:
         """What an element of the page looks like but for its rim, (rows, columns, 3); kept as a PNG file too."""
         self.page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        png = self.page.locator(selector).screenshot(path=self.folder / f"{name}.png")
+        png = self.page.locator(selector).first.screenshot(path=self.folder / f"{name}.png")
         return np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).astype(int)[1:-1, 1:-1]
 
 

@@ -58,6 +58,7 @@ def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
     target = path.resolve()
     with _temporary_folder(path, target.parent) as work:
         yield work / path.name
+        (work / path.name).chmod(0o666 & ~_umask())
         (work / path.name).replace(target)
 
 

@@ -33,6 +33,8 @@ GLOBAL, LOCAL = 0, 1
 """The two stages."""
 LOG = "log.jsonl"
 """A line of JSON for every epoch."""
+BINS = 20
+"""Of the histograms of weights, from 0 to 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,9 +168,11 @@ class _Training:
         self.sums.zero_()
         self.model.train(stage == LOCAL)
         for batch in self._batches():
-            self._descend(stage, batch)
+            last = self._descend(stage, batch)
         means = self.sums / (len(self.pairs) * self.settings.train.steps)
         record: dict[str, Any] = dict(zip(Energy._fields, means.tolist(), strict=True))
+        if stage == LOCAL:
+            record["weights"] = self._histograms(last)
         seconds = time.perf_counter() - start
         return {
             "stage": stage + 1,
@@ -180,7 +184,15 @@ class _Training:
             "pairs_per_second": len(self.pairs) / seconds,
         }
 
-    def _descend(self, stage: int, batch: Tensor) -> None:
+    @torch.no_grad()
+    def _histograms(self, work: _Work) -> list[list[float]]:
+        """For every Gaussian the share of points in each of the BINS, over the sources of a batch."""
+        self.model.eval()
+        w = self.model.weights(work.small, self.map_grid, work.m).w
+        shares = torch.stack([torch.histc(part, BINS, 0, 1) for part in w.unbind(1)]) / w[:, 0].numel()
+        return [[round(share, 5) for share in row] for row in shares.tolist()]
+
+    def _descend(self, stage: int, batch: Tensor) -> _Work:
         """A few steps on a batch; all over again if the flow turned out to be too fast for its time steps."""
         while True:
             work = self._work_for(stage, len(batch))
@@ -190,7 +202,7 @@ class _Training:
                 work.step()
             if not self.time_steps.were_too_few():
                 self.momenta.put(batch, work.m, work.buffer)
-                return
+                return work
             self.work.clear()
             for tensor, kept in zip(self._shared(), before, strict=True):
                 tensor.copy_(kept)

@@ -7,14 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from metreg.checks import MetregError
 from metreg.config import LearnedSettings, MetricSettings
 from metreg.data.tensors import read_tensors, write_tensors
+from metreg.grid import Array
 from metreg.metric.learned import LearnedMetric
 
 FORMAT = "metreg-metric-1"
+TEMPLATE = "template"
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +36,12 @@ class MetricFile:
     summary: dict[str, Any] = field(default_factory=dict)
     """What it was trained on and with, and how that went."""
     licence: str = "Apache-2.0"
+    template: Tensor | None = None
+    """The mean of the images it was trained on, (1, 1, *S) in [0, 1], coarse: for pictures."""
+    template_mm: tuple[float, ...] = ()
+    """Its voxel size, the spacing of its grid in reference lengths times `length_mm`."""
+    template_affine: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    """From its indices to RAS millimetres."""
 
 
 def save_metric(path: Path, metric: MetricFile) -> None:
@@ -46,8 +56,13 @@ def save_metric(path: Path, metric: MetricFile) -> None:
         "intensity": metric.intensity,
         "summary": metric.summary,
         "licence": metric.licence,
+        "template_mm": metric.template_mm,
+        "template_affine": metric.template_affine.tolist(),
     }
-    write_tensors(path, model.network.state_dict(), form=FORMAT, header={"about": json.dumps(about)})
+    tensors = dict(model.network.state_dict())
+    if metric.template is not None:
+        tensors[TEMPLATE] = (metric.template * 255).round().to(torch.uint8)
+    write_tensors(path, tensors, form=FORMAT, header={"about": json.dumps(about)})
 
 
 def load_metric(path: Path) -> MetricFile:
@@ -57,6 +72,7 @@ def load_metric(path: Path) -> MetricFile:
         about = json.loads(header["about"])
         metric, learned = MetricSettings.model_validate(about["metric"]), LearnedSettings.model_validate(about["learned"])
         model = LearnedMetric(about["dim"], metric, learned)
+        template = tensors.pop(TEMPLATE, None)
         model.network.load_state_dict(tensors)
     except (KeyError, ValueError, RuntimeError) as error:
         raise MetregError(f"metric: its header and its tensors do not fit ({str(error).splitlines()[0]}): {path}") from None
@@ -71,4 +87,7 @@ def load_metric(path: Path) -> MetricFile:
         intensity=tuple(about["intensity"]),
         summary=about["summary"],
         licence=about["licence"],
+        template=None if template is None else template.float() / 255,
+        template_mm=tuple(about.get("template_mm", ())),
+        template_affine=np.array(about.get("template_affine") or np.zeros((0, 0)), dtype=float),
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from metreg.config import Settings
 from metreg.data.whole import whole_file, write_whole
-from metreg.evaluate.statistics import compare, describe
+from metreg.evaluate.statistics import Comparison, compare, describe
 from metreg.grid import Array
 from metreg.report.boxes import method_boxes
 from metreg.report.page import Card, Section, png, render
@@ -44,27 +45,43 @@ COLUMNS = (
 Rows = Sequence[dict[str, Any]]
 
 
+@dataclass(frozen=True)
+class Published:
+    """What others found on the same data."""
+
+    overlaps: Mapping[str, Array] = field(default_factory=dict)
+    """By method the mean target overlap of the same pairs, in the same order: they are tested and drawn too."""
+    overlap_rows: Sequence[Sequence[str]] = ()
+    jacobian_rows: Sequence[Sequence[str]] = ()
+    """Rows of their tables as they stand there, in the columns of ours."""
+    note: str = ""
+
+
 def write_evaluation(
-    out: Path, rows: Rows, settings: Settings, *, command: str, versions: dict[str, str], reference: str | None = None
+    out: Path,
+    rows: Rows,
+    settings: Settings,
+    *,
+    command: str,
+    versions: dict[str, str],
+    reference: str | None = None,
+    published: Published | None = None,
 ) -> dict[str, Any]:
     """All files of an evaluation but the rows' own. `reference` is tested against the others; by default the best."""
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    by_method = {name: [row for row in rows if row["method"] == name] for name in methods}
-    measure = "target_overlap" if all("target_overlap" in row for row in rows) else None
-    values = {name: np.array([row[measure] for row in found]) for name, found in by_method.items()} if measure else {}
-    best = reference or (max(values, key=lambda name: float(values[name].mean())) if values else methods[-1])
-    subjects = [tuple(row["subjects"]) for row in by_method[best]]
-    others = {name: found for name, found in values.items() if name != best}
-    compared = compare(values[best], others, subjects) if values and len(subjects) > 1 else {}
+    published = published or Published()
+    by_method = _by_method(rows)
+    found = compare_overlaps(rows, reference, published) if all("target_overlap" in row for row in rows) else None
+    values, compared = (found.values, found.compared) if found else ({}, {})
+    best = found.best if found else reference or list(by_method)[-1]
     jacobian = jacobian_table("Jacobian determinant inside the brain, mean(std) over pairs", _jacobians(by_method))
-    tables = [jacobian, _cost_table(by_method)]
-    if values:
-        tables.insert(0, overlap_table("Mean target overlap of every pair", values, compared))
+    tables = [_extended(jacobian, published.jacobian_rows), _cost_table(by_method)]
+    if found:
+        tables.insert(0, found.table)
     summary = {
         "methods": {name: _summary_of(found) for name, found in by_method.items()},
         "reference": best,
         "comparisons": {name: test.__dict__ | {"significant": test.significant} for name, test in compared.items()},
-        "pairs": len(subjects),
+        "pairs": len(by_method[best]),
         "versions": versions,
         "command": command,
         "settings": settings.model_dump(mode="json"),
@@ -83,13 +100,13 @@ def write_evaluation(
         note = (
             f"Every p is of {best} being no better than the method in that row: Mann and Whitney's test as in the paper "
             "(adjusted by Benjamini and Hochberg; it takes pairs for independent), Wilcoxon's on differences pair by pair, "
-            "and one that flips signs subject by subject."
+            f"and one that flips signs subject by subject. {published.note}"
         )
         sections.insert(0, Section("Target overlap", [figure, tables[0]], note))
     sections.append(Section(f"The worst pairs of {best}", [_worst_table(out, by_method[best])], "Each leads to its page."))
     page = render(
         "Evaluation",
-        f"{len(methods)} methods on {len(subjects)} pairs.",
+        f"{len(by_method)} methods on {len(by_method[best])} pairs.",
         sections,
         cards=_cards(by_method, values, best),
         settings=settings.to_toml(),
@@ -98,6 +115,40 @@ def write_evaluation(
     )
     write_whole(out / "report.html", page)
     return summary
+
+
+@dataclass(frozen=True)
+class Overlaps:
+    """The mean target overlap of every pair by method, the tests of the best (or a reference), and the table of it all."""
+
+    values: dict[str, Array]
+    best: str
+    compared: dict[str, Comparison]
+    table: Table
+
+
+def compare_overlaps(rows: Rows, reference: str | None = None, published: Published | None = None) -> Overlaps:
+    """Of rows that have overlaps, with what others published."""
+    published = published or Published()
+    by_method = _by_method(rows)
+    values = {name: np.array([row["target_overlap"] for row in found]) for name, found in by_method.items()}
+    best = reference or max(values, key=lambda name: float(values[name].mean()))
+    subjects = [tuple(row["subjects"]) for row in by_method[best]]
+    values |= published.overlaps
+    others = {name: found for name, found in values.items() if name != best}
+    compared = compare(values[best], others, subjects) if len(subjects) > 1 else {}
+    table = _extended(overlap_table("Mean target overlap of every pair", values, compared), published.overlap_rows)
+    return Overlaps(values, best, compared, table)
+
+
+def _by_method(rows: Rows) -> dict[str, list[dict[str, Any]]]:
+    return {name: [row for row in rows if row["method"] == name] for name in dict.fromkeys(row["method"] for row in rows)}
+
+
+def _extended(table: Table, rows: Sequence[Sequence[str]]) -> Table:
+    """The table with further rows, whose last columns may be wanting."""
+    filled = [(*row, *["-"] * (len(table.header) - len(row))) for row in rows]
+    return replace(table, rows=[*table.rows, *filled])
 
 
 def _write_rows(out: Path, rows: Rows) -> None:

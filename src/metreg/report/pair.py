@@ -53,7 +53,7 @@ def pair_page(result: Reported, *, viewer: bool = True) -> str:
     if result.overlaps:
         sections.append(Section("Overlap by structure", [overlap_bars(result), _overlap_table(facts)]))
     if result.regions:
-        sections.append(Section("Regularity by region", [_region_table(result.regions)], REGIONS_NOTE))
+        sections.append(Section("Regularity by region", [region_table(result.regions)], REGIONS_NOTE))
     curves = energy_curves([(record.level, record.terms) for record in result.history])
     sections.append(Section("Energy", [curves, _energy_table(facts)], "Dashed lines part the levels of the pyramid."))
     return render(
@@ -153,7 +153,7 @@ def _overlap_table(facts: dict[str, Any]) -> Table:
     return Table("", ("label", "name", "overlap before", "overlap after", "Dice before", "Dice after"), lines)
 
 
-def _region_table(regions: Sequence[Region]) -> Table:
+def region_table(regions: Sequence[Region], title: str = "") -> Table:
     header = (
         "label",
         "name",
@@ -175,7 +175,7 @@ def _region_table(regions: Sequence[Region]) -> Table:
         )
         for region in regions
     ]
-    return Table("", header, rows)
+    return Table(title, header, rows)
 
 
 def _energy_table(facts: dict[str, Any]) -> Table:

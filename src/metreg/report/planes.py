@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from metreg.data.formats import Image
 from metreg.data.intensity import BACKGROUND, standardise
 from metreg.data.transforms import Field, sample_at
-from metreg.grid import Array, transform_points, voxel_size
+from metreg.fields import jacobian_determinant
+from metreg.grid import Array, Grid, transform_points, voxel_size
+from metreg.interpolate import sample
 
 TOWARDS = ("RL", "AP", "SI")
 """Along each world axis, the letter where a picture begins and the one where it ends."""
@@ -54,10 +57,13 @@ class Cut:
         return np.stack(parts)
 
 
-def cuts(shape: tuple[int, ...], affine: Array, *, at: tuple[int, ...], plane: Array | None = None) -> tuple[Cut, ...]:
+def cuts(
+    shape: tuple[int, ...], affine: Array, *, at: tuple[int, ...], plane: Array | None = None, lost: bool = False
+) -> tuple[Cut, ...]:
     """Axial, coronal and sagittal slices through a voxel of a 3-D array, or a 2-D array whole.
 
-    `plane` (4, 3) takes the world of a 2-D array to that of the 3-D file from which it came.
+    `plane` (4, 3) takes the world of a 2-D array to that of the 3-D file from which it came. An array that is `lost` came
+    with no word on the patient's sides.
     """
     import nibabel as nib
 
@@ -68,10 +74,9 @@ def cuts(shape: tuple[int, ...], affine: Array, *, at: tuple[int, ...], plane: A
 
     def cut(down: int, right: int) -> Cut:
         across = 3 - down - right
-        known = dim == 3 or plane is not None
-        letters = (*TOWARDS[right], *TOWARDS[down]) if known else ("", "", "", "")
+        letters = ("", "", "", "") if lost else (*TOWARDS[right], *TOWARDS[down])
         (row, row_back), (column, column_back) = axis_of[down], axis_of[right]
-        name = NAMES[across] if known else "image"
+        name = "image" if lost else NAMES[across]
         return Cut(name, letters, (row, column), (bool(row_back), bool(column_back)), at, shape)
 
     if dim == 2:
@@ -115,6 +120,21 @@ class Plane:
     weights: Array | None = None
     """Likewise, (N, rows, columns)."""
 
+    def around(self, seen: Array, margin: float = 0.06) -> Plane:
+        """The part of the picture around what is `seen`, booleans (rows, columns), with a margin."""
+        if not seen.any():
+            return self
+        parts, starts = [], []
+        for axis, n in enumerate(seen.shape):
+            where = np.flatnonzero(seen.any(1 - axis))
+            edge = int(np.ceil(margin * (where[-1] - where[0] + 1)))
+            starts.append(max(0, int(where[0]) - edge))
+            parts.append(slice(starts[-1], min(n, int(where[-1]) + 1 + edge)))
+        crop: Any = (..., *parts)
+        names = ("fixed", "before", "after", "jacobian", "sigma", "weights")
+        cropped = {name: f[crop] for name in names if (f := getattr(self, name)) is not None}
+        return replace(self, **cropped, positions=self.positions[crop] - np.array(starts).reshape(2, 1, 1))
+
     @property
     def aspect(self) -> float:
         return self.pixel_mm[0] / self.pixel_mm[1]
@@ -132,21 +152,23 @@ class Shown(Protocol):
     def planes(self) -> tuple[Plane, ...]: ...
 
 
-def plane_of(
-    source: Array, target: Array, warped: Array, jacobian: Array, *, shift: Array, affine: Array, plane: Array | None = None
-) -> Plane:
-    """The picture of 2-D arrays (*S) in [0, 1]. `shift` (2, *S) is the map's displacement in voxels."""
-    (cut,) = cuts(source.shape, affine, at=(0,) * source.ndim, plane=plane)
-    size = voxel_size(affine)
-    positions = cut.pixels(cut.voxels() + np.moveaxis(cut.take(shift), 0, -1))
+def plane_of_map(source: Tensor, target: Tensor, phi_inv: Tensor, grid: Grid, sigma: Tensor | None = None) -> Plane:
+    """The middle axial slice, in 2-D the whole, of tensors (1, C, *S): a pair in [0, 1], its map, sigma in mm."""
+    shown = target[0, 0].cpu().numpy() > BACKGROUND
+    cut = cuts(grid.shape, grid.affine, at=middle_of(shown), lost=grid.dim == 2)[0]
+    size = voxel_size(grid.affine)
+    shift = ((phi_inv - grid.points(phi_inv)) / grid.steps(phi_inv))[0]
+    warped, det = sample(source, phi_inv, grid), jacobian_determinant(phi_inv, grid)[:, None]
+    fixed, before, after, jacobian = (cut.take(f[0, 0].cpu().numpy()) for f in (target, source, warped, det))
     return Plane(
         cut,
         (float(size[cut.axes[0]]), float(size[cut.axes[1]])),
-        fixed=cut.take(target),
-        before=cut.take(source),
-        after=cut.take(warped),
-        jacobian=cut.take(jacobian),
-        positions=positions,
+        fixed=fixed,
+        before=before,
+        after=after,
+        jacobian=jacobian,
+        positions=cut.pixels(cut.voxels() + np.moveaxis(cut.take(shift.cpu().numpy()), 0, -1)),
+        sigma=None if sigma is None else cut.take(sigma[0, 0].cpu().numpy()),
     )
 
 
@@ -159,6 +181,7 @@ def pair_planes(
     image's voxels, `metric`, if local, has sigma(x) in mm and the weights, (1 + N, *S'), in the space of the source.
     """
     target, source = standardise(fixed.values), standardise(moving.values)
+    shown = target > BACKGROUND
 
     def picture(cut: Cut) -> Plane:
         index = cut.voxels()
@@ -180,10 +203,11 @@ def pair_planes(
             positions=cut.pixels(places),
             sigma=None if layers is None else layers[0],
             weights=None if layers is None else layers[1:],
-        )
+        ).around(cut.take(shown))
 
-    shown = cuts(fixed.shape, fixed.affine, at=middle_of(target > BACKGROUND), plane=fixed.plane)
-    return tuple(picture(cut) for cut in shown)
+    lost = fixed.dim == 2 and fixed.plane is None and fixed.header is None
+    found = cuts(fixed.shape, fixed.affine, at=middle_of(shown), plane=fixed.plane, lost=lost)
+    return tuple(picture(cut) for cut in found)
 
 
 def inside_grid(affine: Array, shape: tuple[int, ...], points: Array) -> tuple[Array, Array]:

@@ -39,7 +39,8 @@ def panel(result: Shown) -> Figure:
     titles += ["sigma(x) in mm"] if local else []
     figure, grid = _figure(planes, len(titles))
     spread = max(0.1, *[float(np.abs(np.log2(plane.jacobian.clip(0.06, 16))).max()) for plane in planes])
-    highest = max([float(plane.sigma.max()) for plane in planes if plane.sigma is not None], default=1.0)
+    sigmas = [plane.sigma for plane in planes if plane.sigma is not None]
+    low, high = (_least(sigmas), _most(sigmas)) if local else (0.0, 1.0)
     for axes, plane in zip(grid, planes, strict=True):
         for axis, image in zip(axes, (plane.fixed, plane.before, plane.after), strict=False):
             show_image(axis, image, plane)
@@ -48,7 +49,7 @@ def panel(result: Shown) -> Figure:
         shown = axes[4].imshow(log, cmap="PuOr", vmin=-spread, vmax=spread, aspect=plane.aspect)
         figure.colorbar(shown, ax=axes[4], shrink=0.85)
         if plane.sigma is not None and local:
-            shown = axes[5].imshow(plane.sigma, cmap="viridis", vmin=0, vmax=highest, aspect=plane.aspect)
+            shown = axes[5].imshow(plane.sigma, cmap="viridis", vmin=low, vmax=high, aspect=plane.aspect)
             figure.colorbar(shown, ax=axes[5], shrink=0.85, label="mm")
         for axis in axes:
             mark_sides(axis, plane.cut)
@@ -59,25 +60,34 @@ def panel(result: Shown) -> Figure:
 
 
 def metric_maps(result: Shown, titles: Sequence[str] = ()) -> Figure:
-    """For every plane sigma(x) and the weights of the Gaussians, over the moving image after the affine."""
+    """For every plane sigma(x) and the weights of the Gaussians, over the source; every column has its own scale."""
     planes = [plane for plane in result.planes if plane.sigma is not None and plane.weights is not None]
-    count = len(planes[0].weights) if planes and planes[0].weights is not None else 0
-    figure, grid = _figure(planes, 1 + count)
-    highest = max((float(plane.sigma.max()) for plane in planes if plane.sigma is not None), default=1.0)
-    for axes, plane in zip(grid, planes, strict=True):
-        assert plane.sigma is not None and plane.weights is not None
-        layers = [(plane.sigma, highest), *[(w, 1.0) for w in plane.weights]]
-        for axis, (layer, high) in zip(axes, layers, strict=True):
+    layers = [np.concatenate([np.asarray(plane.sigma)[None], np.asarray(plane.weights)]) for plane in planes]
+    columns = len(layers[0])
+    figure, grid = _figure(planes, columns)
+    low, high = (np.array([ends([layer[i] for layer in layers]) for i in range(columns)]) for ends in (_least, _most))
+    high = np.maximum(high, low + 1e-3)
+    for row, (axes, plane, layer) in enumerate(zip(grid, planes, layers, strict=True)):
+        for i, axis in enumerate(axes):
             show_image(axis, plane.before, plane)
-            shown = axis.imshow(layer, cmap="viridis", vmin=0, vmax=high, alpha=0.65, aspect=plane.aspect)
+            shown = axis.imshow(layer[i], cmap="viridis", vmin=low[i], vmax=high[i], alpha=0.6, aspect=plane.aspect)
             mark_sides(axis, plane.cut)
-            if high != 1.0 or axis is axes[-1]:
-                figure.colorbar(shown, ax=axis, shrink=0.85, label="mm" if axis is axes[0] else "weight")
+            if row == 0:
+                figure.colorbar(shown, ax=grid[:, i], shrink=0.5, location="bottom", label="mm" if i == 0 else "weight")
         axes[0].set_ylabel(plane.cut.name)
-    names = ["sigma(x) in mm", *(titles or [f"weight {i + 1}" for i in range(count)])]
-    for axis, title in zip(grid[0], names, strict=True):
+    for axis, title in zip(
+        grid[0], ["sigma(x) in mm", *(titles or [f"weight {i}" for i in range(1, columns)])], strict=True
+    ):
         axis.set_title(title)
     return figure
+
+
+def _least(layers: Sequence[Array]) -> float:
+    return min(float(layer.min()) for layer in layers)
+
+
+def _most(layers: Sequence[Array]) -> float:
+    return max(float(layer.max()) for layer in layers)
 
 
 def jacobian_histogram(result: Registered) -> Figure:

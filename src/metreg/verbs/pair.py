@@ -10,7 +10,7 @@ import typer
 
 from metreg.checks import MetregError
 from metreg.options import Affine, Changes, Config, Device, Json, Out, Overwrite, Preset, Quiet, Seed, with_options
-from metreg.terminal import show_iterations, summary_lines
+from metreg.terminal import show_iterations, show_table, summary_table
 
 
 def register(
@@ -75,8 +75,7 @@ def register(
     if as_json:
         typer.echo(told)
     elif not quiet:
-        for line in summary_lines(json.loads(told), out):
-            typer.echo(line)
+        show_table(summary_table(json.loads(told), out))
 
 
 def apply(
@@ -117,3 +116,56 @@ def apply(
         apply_to_image(transform, image, reference, out, labels=labels, overwrite=overwrite)
     if not quiet:
         typer.echo(f"wrote {out}")
+
+
+def inspect(
+    what: Annotated[
+        Path,
+        typer.Argument(metavar="METRIC|OUT", help="A metric file, or a folder that register wrote.", show_default=False),
+    ],
+    image: Annotated[
+        Path | None, typer.Option(help="Show the metric over this image.", show_default="the mean of its training images")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a page about a metric, .html.")] = None,
+    config: Config = None,
+    changes: Changes = None,
+    device: Device = "auto",
+    seed: Seed = None,
+    quiet: Quiet = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Say what a metric has learned, or what a registration gave.
+
+    Example: metreg inspect run/metric.safetensors --image subject.nii.gz -o metric.html
+    """
+    from metreg.checks import pick_device
+    from metreg.config import make_settings
+
+    make_settings(config=config, changes=with_options(changes, seed=seed))
+    pick_device(device)
+    if not what.exists():
+        raise MetregError(f"inspect: no such file or folder: {what}; wanted a metric file or a folder that register wrote")
+    from metreg.inspection import inspect_metric, inspect_result, result_tables
+    from metreg.report.metric import card_table, class_table, metric_page
+
+    if what.is_dir():
+        if image is not None or out is not None:
+            raise MetregError(f"inspect: --image and -o are for metric files; {what} has a report.html already")
+        facts = inspect_result(what)
+        tables = [summary_table(facts, what), *result_tables(facts)]
+    else:
+        view = inspect_metric(what, image)
+        facts = view.facts
+        tables = [*([class_table(facts)] if view.planes else []), card_table(facts)]
+        if out is not None:
+            from metreg.data.whole import check_output, write_whole
+            from metreg.pipeline import version_of
+
+            check_output(out, overwrite=overwrite, folder=False)
+            write_whole(out, metric_page(view, version_of("metreg")))
+    if as_json:
+        typer.echo(json.dumps(facts))
+    elif not quiet:
+        for table in tables:
+            show_table(table)

@@ -1,0 +1,128 @@
+"""`metreg evaluate`: one row per pair and method, whatever tool the transforms came from."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from conftest import bend, bent_picture, centred, picture
+from metreg.cli import main
+from metreg.data.transforms import Affine, Field, Transform, write_transform
+from metreg.grid import world_points
+
+SHAPE = (26, 28, 24)
+AFFINE = centred(np.diag([-3.0, 3.0, 3.0]), SHAPE)
+QUICK = ["--no-affine", "--set", "solve.iterations=[15,5,0]", "--device", "cpu"]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    monkeypatch.setattr("sys.argv", ["metreg", *map(str, words)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return int(stop.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two pairs with labels and landmarks, and the true transforms of the first kind as another tool's."""
+    folder = tmp_path_factory.mktemp("pairs")
+    images = {"a": picture(SHAPE, AFFINE), "b": bent_picture(SHAPE, AFFINE)}
+    for name, values in images.items():
+        nib.save(nib.Nifti1Image(values, AFFINE), folder / f"{name}.nii.gz")
+        nib.save(nib.Nifti1Image(np.digitize(values, [150, 500]).astype(np.int16), AFFINE), folder / f"{name}_l.nii.gz")
+    points = world_points(SHAPE, AFFINE)[::2000]
+    for name, places in (("a", bend(points)), ("b", points)):
+        lines = "".join(f"{x},{y},{z}\n" for x, y, z in places)
+        (folder / f"{name}.csv").write_text(f"x,y,z\n{lines}")
+    header = "moving,fixed,moving_labels,fixed_labels,moving_points,fixed_points,moving_subject,fixed_subject\n"
+    rows = "a.nii.gz,b.nii.gz,a_l.nii.gz,b_l.nii.gz,a.csv,b.csv,anna,bert\nb.nii.gz,a.nii.gz,b_l.nii.gz,a_l.nii.gz,,,,\n"
+    (folder / "pairs.csv").write_text(header + rows)
+    u = (bend(world_points(SHAPE, AFFINE)) - world_points(SHAPE, AFFINE)).T.reshape(3, *SHAPE)
+    (folder / "true").mkdir()
+    write_transform(folder / "true" / "a_to_b.h5", Transform((Field(u.astype(np.float32), AFFINE), Affine(np.eye(4)))))
+    (folder / "true" / "a_to_b.json").write_text('{"seconds": 7.5, "cpu_seconds": 9.0, "peak_memory_mb": 100}')
+    write_transform(folder / "true" / "0002.h5", Transform((Affine(np.eye(4)),)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def table(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("evaluation") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        words = ["--metric", "global", "--transforms", f"true={folder / 'true'}", "--frame", "ras", "-q", *QUICK]
+        assert run(patch, "evaluate", folder / "pairs.csv", "-o", out, *words) == 0
+    return out
+
+
+def test_a_row_for_every_pair_and_method(table: Path) -> None:
+    rows = list(csv.DictReader((table / "results.csv").open()))
+    assert [(row["pair"], row["method"]) for row in rows] == [
+        (pair, method) for pair in "12" for method in ("affine", "global", "true")
+    ]
+    found = {row["method"]: row for row in rows if row["pair"] == "1"}
+    assert float(found["true"]["target_overlap"]) > float(found["affine"]["target_overlap"])
+    assert float(found["global"]["target_overlap"]) > float(found["affine"]["target_overlap"])
+    assert float(found["true"]["landmarks_mm"]) < 0.05 < float(found["affine"]["landmarks_mm"])
+    assert found["true"]["seconds"] == "7.5" and found["true"]["cpu_seconds"] == "9.0"
+    assert found["true"]["inverse_mean_mm"] == "" and float(found["global"]["inverse_max_mm"]) < 0.5
+    assert all(row["folds"] == "0" for row in rows)
+    by_label = list(csv.DictReader((table / "overlap.csv").open()))
+    assert {row["label"] for row in by_label} == {"1", "2"}
+
+
+def test_tables_figures_and_pages_are_there(table: Path) -> None:
+    summary = json.loads((table / "summary.json").read_text())
+    assert set(summary["methods"]) == {"affine", "global", "true"} and summary["pairs"] == 2
+    assert summary["methods"]["global"]["folds"] == 0 and summary["methods"]["global"]["certified"] == 2
+    assert set(summary["comparisons"]) == set(summary["methods"]) - {summary["reference"]}
+    assert "| affine |" in (table / "overlap.md").read_text() and "tabular" in (table / "jacobian.tex").read_text()
+    assert (table / "boxes.png").stat().st_size > 5000
+    assert sorted(path.name for path in (table / "pages" / "global").iterdir()) == ["0001.html", "0002.html"]
+
+
+def test_what_is_done_is_not_done_again(table: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise AssertionError("it was done already")
+
+    monkeypatch.setattr("metreg.evaluation.register", refuse)
+    words = ["--metric", "global", "--transforms", f"true={folder / 'true'}", "--frame", "ras", "-q", *QUICK]
+    assert run(monkeypatch, "evaluate", folder / "pairs.csv", "-o", table, "--resume", *words) == 0
+    assert run(monkeypatch, "evaluate", folder / "pairs.csv", "-o", table, "--resume", "--seed", 3, *words) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--transforms", "syn=nowhere"], "wanted NAME=FOLDER"),
+        (["--metric", "nowhere.safetensors"], "unknown 'nowhere.safetensors'"),
+        (["--metric", "global", "--metric", "global"], "two are called 'global'"),
+        (["--reference", "other"], "no method is called 'other'"),
+        (["--metric", "../x=global"], "cannot be the name"),
+        ([], "say whether the landmarks are in ras or lps"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: list[str],
+    said: str,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, "evaluate", folder / "pairs.csv", "-o", tmp_path / "out", *words, *QUICK) == 2
+    told = capsys.readouterr().err
+    assert said in told and told.count("\n") == 1
+
+
+def test_a_missing_transform_is_told_before_any_work(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    words = ["--transforms", f"syn={tmp_path / 'empty'}", "--frame", "ras"]
+    assert run(monkeypatch, "evaluate", folder / "pairs.csv", "-o", tmp_path / "out", *words) == 2
+    assert "wanted a_to_b.h5 or 0001.h5" in capsys.readouterr().err
