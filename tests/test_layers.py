@@ -11,7 +11,7 @@ SRC = Path(__file__).resolve().parents[1] / "src" / "metreg"
 WALK = """
     checks config grid kernels.transport_cpu kernels.transport_gpu kernels.convolve kernels.warp kernels.replay kernels
     fields interpolate data.whole data.tensors data.datasets data.formats data.points data.io data.intensity
-    data.transforms data.pair metric.base metric.gaussian metric.multi_gaussian metric.simplex metric.penalties
+    data.transforms data.skull data.pair metric.base metric.gaussian metric.multi_gaussian metric.simplex metric.penalties
     metric.network metric.learned metric.store flow.steps flow.stationary flow.maps
     similarity.ssd similarity.ncc similarity.lncc similarity.mi similarity energy synthetic
     solve.result solve.optimise solve.multiscale solve.affine solve.unfold solve.register solve.momentum

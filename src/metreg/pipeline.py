@@ -24,6 +24,7 @@ from metreg.data.formats import Image
 from metreg.data.intensity import BACKGROUND
 from metreg.data.io import check_same_grid, match_planes, read_image, read_labels, read_mask, read_weights
 from metreg.data.pair import Pair, make_pair
+from metreg.data.skull import hint_at_skull
 from metreg.evaluate.overlap import common_labels
 from metreg.grid import Array
 from metreg.interpolate import downsample
@@ -91,6 +92,8 @@ def register(
     source_labels = _labels(moving_labels, source, "moving labels")
     target_labels = _labels(fixed_labels, target, "fixed labels", meeting=source_labels)
     local = None if weights is None else match_planes(read_weights(weights, source, len(settings.metric.sigma)), source)
+    hint_at_skull(source, source_mask, "moving image")
+    hint_at_skull(target, target_mask, "fixed image")
     clock.lap("read")
 
     affine = alignment

@@ -23,6 +23,7 @@ from metreg.data.formats import Image
 from metreg.data.intensity import quantile_function
 from metreg.data.io import match_planes, read_image, read_mask
 from metreg.data.pair import bring, domain_of
+from metreg.data.skull import hint_at_skull
 from metreg.data.whole import check_output, clear_folder, whole_file, write_whole
 from metreg.energy import Energy
 from metreg.grid import Grid
@@ -158,7 +159,9 @@ def _read(path: Path, mask: Path | None, template: Image, settings: Settings) ->
             f"got {image.shape}: {path}; leave out --no-affine, or resample it"
         )
     image = match_planes(image, template)
-    return image, None if mask is None else read_mask(mask, image)
+    inside = None if mask is None else read_mask(mask, image)
+    hint_at_skull(image, inside, "image")
+    return image, inside
 
 
 def _open_run(run: Path, files: list[PairFiles], template: Path, *, resume: bool, overwrite: bool) -> None:
