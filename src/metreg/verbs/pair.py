@@ -14,8 +14,8 @@ from metreg.terminal import show_iterations, show_table, summary_table
 
 
 def register(
-    moving: Annotated[Path, typer.Argument(help="The image to be moved.", show_default=False)],
-    fixed: Annotated[Path, typer.Argument(help="The image it is brought onto.", show_default=False)],
+    moving: Annotated[Path, typer.Argument(metavar="MOVING", help="The image to be moved.", show_default=False)],
+    fixed: Annotated[Path, typer.Argument(metavar="FIXED", help="The image it is brought onto.", show_default=False)],
     out: Out,
     metric: Annotated[str, typer.Option(help="The regulariser: global, or a metric file.")] = "global",
     weights: Annotated[
@@ -23,13 +23,23 @@ def register(
     ] = None,
     preset: Preset = None,
     model: Annotated[str | None, typer.Option(help="vsvf.", show_default="vsvf")] = None,
-    moving_mask: Annotated[Path | None, typer.Option(help="Where MOVING counts.", show_default=False)] = None,
-    fixed_mask: Annotated[Path | None, typer.Option(help="Where FIXED counts.", show_default=False)] = None,
-    moving_labels: Annotated[Path | None, typer.Option(help="Labels of MOVING, carried along.", show_default=False)] = None,
-    fixed_labels: Annotated[
-        Path | None, typer.Option(help="Labels of FIXED, to measure overlap.", show_default=False)
+    moving_mask: Annotated[
+        Path | None, typer.Option(help="Where MOVING counts.", show_default=False, rich_help_panel="Masks and labels")
     ] = None,
-    label_names: Annotated[Path | None, typer.Option(help="CSV: label number, name.", show_default=False)] = None,
+    fixed_mask: Annotated[
+        Path | None, typer.Option(help="Where FIXED counts.", show_default=False, rich_help_panel="Masks and labels")
+    ] = None,
+    moving_labels: Annotated[
+        Path | None,
+        typer.Option(help="Labels of MOVING, carried along.", show_default=False, rich_help_panel="Masks and labels"),
+    ] = None,
+    fixed_labels: Annotated[
+        Path | None,
+        typer.Option(help="Labels of FIXED, to measure overlap.", show_default=False, rich_help_panel="Masks and labels"),
+    ] = None,
+    label_names: Annotated[
+        Path | None, typer.Option(help="CSV: label number, name.", show_default=False, rich_help_panel="Masks and labels")
+    ] = None,
     affine: Affine = None,
     config: Config = None,
     changes: Changes = None,
