@@ -19,15 +19,20 @@ lint: $(VENV)/installed-dev
 types: $(VENV)/installed-dev
 	$(BIN)/mypy
 
+# pages, the examples in them, and links: warnings are errors. One thread each: the gallery's images are small
+SPHINX = OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/sphinx-build -q -W --keep-going -d docs/_build/doctrees
 docs: $(VENV)/installed-docs
-	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+	$(SPHINX) -b html docs docs/_build/html
+	$(SPHINX) -b doctest docs docs/_build/doctest
+	$(SPHINX) -b linkcheck docs docs/_build/linkcheck
 	@echo "docs/_build/html/index.html"
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/iteration.py
 	$(BIN)/python benchmarks/learning.py
 
-# ANTs pins other versions of numpy and scipy, so it lives in an environment of its own; tests/test_ants.py uses it
+# ANTs pins other versions of numpy and scipy, so metreg's peers live in an environment of their own; tests use it, and so
+# may `metreg bench peers --environment .venv-peers`
 peers: .venv-peers/installed
 
 # the tests marked browser open reports in Debian's chromium, and are skipped without it
@@ -60,7 +65,7 @@ $(VENV)/installed-dev $(VENV)/installed-docs: $(VENV)/installed-%: $(VENV)/insta
 	$(BIN)/python -m pip install -q --no-build-isolation -c constraints.txt -e ".[$*]"
 	@touch $@
 
-.venv-peers/installed: constraints-peers.txt
+.venv-peers/installed: src/metreg/bench/peers.txt
 	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python -m pip install -q -r constraints-peers.txt
-	@touch $@
+	.venv-peers/bin/python -m pip install -q -r $<
+	@cp $< $@

@@ -1,0 +1,173 @@
+"""metreg beside other tools: what is measured, what becomes of failures, and that transforms mean what tools meant."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from conftest import bent_picture, centred, picture
+from metreg.apply import load_transform
+from metreg.bench.environment import PINS, open_environment
+from metreg.bench.peers import check_bench, measure_all, prepare, run_all
+from metreg.bench.process import run_fresh
+from metreg.bench.tools import PEERS, Tool, tools_of
+from metreg.checks import MetregError
+from metreg.cli import main
+from metreg.config import Settings, make_settings
+from metreg.data.datasets import PairFiles, read_pairs
+from metreg.data.io import read_image
+
+FOLDER = Path(os.environ.get("METREG_PEERS", Path(__file__).resolve().parents[2] / ".venv-peers"))
+PYTHON = FOLDER / "bin" / "python"
+needs_peers = pytest.mark.skipif(
+    not (FOLDER / "installed").is_file() or (FOLDER / "installed").read_text() != PINS.read_text(),
+    reason="no environment with the peers of metreg: run `make peers`",
+)
+QUICK = {"solve.iterations": [6, 4, 2], "affine.iterations": 5, "affine.resolution": [0.1]}
+
+
+@pytest.fixture
+def table(pair_files: tuple[Path, Path], tmp_path: Path) -> Path:
+    """One pair with labels."""
+    for path in pair_files:
+        image = nib.load(path)
+        labels = np.digitize(np.asarray(image.dataobj), [200, 600]).astype(np.uint8)
+        nib.save(nib.Nifti1Image(labels, image.affine), tmp_path / f"labels_{path.name}")
+    rows = "moving,fixed,moving_labels,fixed_labels\nmoving.nii.gz,fixed.nii.gz,labels_moving.nii.gz,labels_fixed.nii.gz\n"
+    (tmp_path / "pairs.csv").write_text(rows)
+    return tmp_path / "pairs.csv"
+
+
+def test_a_fresh_process_is_measured_alone(tmp_path: Path) -> None:
+    """This one has torch in its memory; what it starts has not, and that is what is told."""
+    told = "print(os.environ['OMP_NUM_THREADS'], len(os.sched_getaffinity(0)))"
+    code = f"import os, time\nwhile time.process_time() < 0.5: pass\n{told}"
+    run = run_fresh([sys.executable, "-c", code], cores=1, log=tmp_path / "log.txt")
+    assert (run.code, run.said) == (0, "1 1")
+    assert 0.5 <= run.cpu_seconds < 1.5 and run.seconds > 0.4
+    assert 2 < run.peak_memory_mb < 60
+    run = run_fresh([sys.executable, "-c", "print('so'); raise SystemExit(3)"], cores=1, log=tmp_path / "log.txt")
+    assert (run.code, run.said) == (3, "so")
+    assert run_fresh(["/no/such/tool"], cores=1, log=tmp_path / "log.txt").code != 0
+
+
+def test_the_environment_is_made_once_and_not_over_other_things(tmp_path: Path) -> None:
+    (tmp_path / "env" / "bin").mkdir(parents=True)
+    python = tmp_path / "env" / "bin" / "python"
+    python.write_text("")
+    with pytest.raises(MetregError, match="wanted a new folder or one made by this verb"):
+        open_environment(tmp_path / "env")
+    (tmp_path / "env" / "installed").write_text(PINS.read_text())
+    assert open_environment(tmp_path / "env") == python
+
+
+COPY = """
+import json, pathlib, shutil, sys
+affine, prefix = map(pathlib.Path, sys.argv[3:5])
+if not pathlib.Path(sys.argv[5]).exists():
+    sys.exit("out of luck")
+for end in (".h5", "_inverse.h5"):
+    shutil.copy(affine.with_name(affine.stem + end), str(prefix) + end)
+"""
+
+
+def test_a_failure_is_marked_and_the_rest_goes_on(table: Path, tmp_path: Path) -> None:
+    settings, out, luck = make_settings(changes=QUICK), tmp_path / "out", tmp_path / "luck"
+    copies = [
+        Tool(name, "a copy", (sys.executable, "-c", COPY), (str(path),)) for name, path in (("a", luck), ("b", table))
+    ]
+    bench = prepare(out, read_pairs(table), settings, 1)
+    run_all(bench, copies)
+    summary = measure_all(bench, copies, settings, versions={"a": "1"})
+    assert [(one["method"], one["failed"]) for one in summary["failures"]] == [("a", "exit 1: out of luck")]
+    assert set(summary["methods"]) == {"affine", "a (failed on 1 of 1: affine there)", "b"}
+    overlaps = [found["target_overlap"]["mean"] for found in summary["methods"].values()]
+    assert overlaps == [overlaps[0]] * 3
+    assert "a (failed on 1 of 1: affine there)" in (out / "peers.md").read_text() and (out / "report.html").is_file()
+    assert "seconds" not in summary["methods"]["a (failed on 1 of 1: affine there)"]
+    assert json.loads((out / "summary.json").read_text())["machine"]["cores_used"] == 1
+
+    luck.touch()  # what failed is tried again, what is done is not
+    before = (out / "transforms" / "b" / "moving_to_fixed.json").stat().st_mtime_ns
+    run_all(prepare(out, bench.files, settings, 1), copies)
+    summary = measure_all(bench, copies, settings, versions={})
+    assert not summary["failures"] and set(summary["methods"]) == {"affine", "a", "b"}
+    assert (out / "transforms" / "b" / "moving_to_fixed.json").stat().st_mtime_ns == before
+
+
+def test_a_run_goes_on_only_as_it_began(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, settings = read_pairs(table), Settings()
+    prepare(tmp_path / "out", files, settings, 1)
+    monkeypatch.setattr("metreg.bench.peers.cpu_model", lambda: "another one")
+    with pytest.raises(MetregError, match=r"--resume: .* was begun on .*another one.* a new folder"):
+        prepare(tmp_path / "out", files, settings, 1)
+    with pytest.raises(MetregError, match="--cores: 4096 were asked for"):
+        check_bench(files, 4096)
+    nib.save(nib.Nifti1Image(np.eye(20, dtype=np.float32), np.eye(4)), tmp_path / "flat.nii.gz")
+    with pytest.raises(MetregError, match="moving image: wanted a 3-D image, got a 2-D one"):
+        check_bench([PairFiles(tmp_path / "flat.nii.gz", files[0].fixed)], None)
+
+
+def test_wrong_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(MetregError, match="--peer: unknown 'sin'; there are greedy, syn"):
+        tools_of(["sin"], ["global"], PYTHON, tmp_path)
+    with pytest.raises(MetregError, match="methods: two are called 'greedy'"):
+        tools_of(["greedy"], ["greedy=global"], PYTHON, tmp_path)
+
+
+@needs_peers
+@pytest.mark.parametrize("name", ["greedy", "syn", "metreg global"])
+def test_a_transform_gives_the_image_that_its_tool_gives(name: str, tmp_path: Path) -> None:
+    """Flipped and oblique, on grids that differ, with an affine to start from, there and back."""
+    c, s = np.cos(0.3), np.sin(0.3)
+    las = centred(np.diag([-3.0, 3.2, 3.0]), (34, 32, 36))
+    oblique = centred(np.array([[c, -s, 0], [s, c, 0], [0, 0, 1.0]]) * np.array([3.0, 3.4, 3.2]), (36, 34, 32))
+    move = np.eye(4)
+    move[:3, :3] += np.array([[0.06, 0.02, 0], [0, -0.05, 0], [0, 0.03, 0.04]])
+    move[:3, 3] = 4, -3, 2
+    paths = tmp_path / "moving.nii.gz", tmp_path / "fixed.nii.gz"
+    nib.save(nib.Nifti1Image(picture((34, 32, 36), las, np.linalg.inv(move)), las), paths[0])
+    nib.save(nib.Nifti1Image(bent_picture((36, 34, 32), oblique), oblique), paths[1])
+    (tmp_path / "affine.json").write_text(json.dumps({"matrix": move.tolist()}))
+    (tmp_path / "settings.toml").write_text(make_settings(changes=QUICK).to_toml())
+
+    tools = {tool.name: tool for tool in tools_of(PEERS, ["global"], PYTHON, tmp_path / "settings.toml")}
+    command = [*tools[name].command(*paths, tmp_path / "affine.json", tmp_path / "out"), "--warped"]
+    run = run_fresh(command, cores=1, log=tmp_path / "log.txt")
+    assert run.code == 0, (tmp_path / "log.txt").read_text()
+    moving, fixed = read_image(paths[0]), read_image(paths[1])
+    there, back = load_transform(tmp_path / "out.h5"), load_transform(tmp_path / "out_inverse.h5")
+    theirs = np.asarray(nib.load(tmp_path / "out_warped.nii.gz").dataobj)
+    ours = there.resample(moving, fixed)
+    assert np.abs(ours - theirs).mean() < 0.5 and np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.9999
+
+    aligned = picture((36, 34, 32), oblique)  # the affine undoes the move
+    assert np.abs(ours - fixed.values).mean() < 0.7 * np.abs(aligned - fixed.values).mean()
+    np.testing.assert_allclose(there.parts[-1].matrix, move, atol=1e-5)
+    points = np.random.default_rng(0).uniform(-20, 20, size=(50, 3))
+    assert np.linalg.norm(back.apply(there.apply(points)) - points, axis=1).max() < 1
+
+
+@needs_peers
+def test_the_verb(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", "peers", table, "-o", tmp_path / "out", "--peer", "greedy", "--environment", FOLDER, "--cores", "1"]
+    words += [word for key, value in QUICK.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    monkeypatch.setattr(sys, "argv", ["metreg", *map(str, words)])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 0
+    shown = capsys.readouterr().out
+    for column in ("target overlap", "folds", "std of log determinant", "CPU seconds", "memory (MiB)"):
+        assert column in shown
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert set(summary["methods"]) == {"affine", "greedy", "metreg global"} and not summary["failures"]
+    assert {"picsl_greedy", "metreg"} <= set(summary["versions"])
+    overlap = {name: found["target_overlap"]["mean"] for name, found in summary["methods"].items()}
+    assert overlap["greedy"] > overlap["affine"]
+    assert all(found["peak_memory_mb"]["mean"] > 20 for found in summary["methods"].values())
