@@ -19,7 +19,7 @@ WALK = """
     evaluate.overlap evaluate.displacement evaluate.rings evaluate.statistics evaluate.regions evaluate.regularity
     evaluate.measure report.tables report.planes report.plots report.boxes report.viewer report.layers report.page
     report.pair report.evaluation report.training report.metric results pipeline apply synth training evaluation inspection
-    reproduce.synthetic2d reproduce.rings_report reproduce.parts reproduce.slices2d reproduce.klein2009
+    reproduce.synthetic2d reproduce.rings_report reproduce.findings reproduce.parts reproduce.slices2d reproduce.klein2009
     reproduce.klein3d demo bench.stopwatch bench.process bench.environment bench.peer_greedy bench.peer_ants
     bench.peer_metreg bench.alignment bench.tools bench.peers terminal options verbs.pair verbs.many verbs.experiments
     verbs.bench cli __main__
