@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from metreg.checks import MetregError
+from metreg.presets import PRESETS
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -19,9 +20,9 @@ Count = Annotated[int, Field(ge=1)]
 
 
 def _odd(value: int) -> int:
-    if value % 2 == 0:
-        raise ValueError(f"must be odd, got {value}")
-    return value
+    if value % 2:
+        return value
+    raise ValueError(f"must be odd, got {value}")
 
 
 Odd = Annotated[int, AfterValidator(_odd)]
@@ -56,6 +57,7 @@ class NetworkSettings(_Settings):
     """The CNN that predicts the weights."""
 
     width: Count = 20
+    """Channels between two convolutions."""
     depth: Annotated[int, Field(ge=0)] = 2
     """Number of convolutions; 0 learns one mixture for all points of all images."""
     kernel: Annotated[Odd, Field(ge=1)] = 5
@@ -75,9 +77,11 @@ class LearnedSettings(_Settings):
     transport: NotNegative = 50.0
     """lambda_OMT: the price of leaving the largest Gaussian."""
     transport_power: Positive = 1.0
+    """r: by which power of the ratio of widths that price grows."""
     variation: NotNegative = 0.1
     """lambda_TV: the price of weights that vary."""
     variation_kind: Literal["tv", "h1"] = "tv"
+    """`tv`: total variation, cheap at the image's edges. `h1`: squared gradients."""
     range: NotNegative = 1.0
     """The price of weights that the clamps have to hold."""
 
@@ -89,6 +93,7 @@ class FlowSettings(_Settings):
     """From velocity to map."""
 
     integrator: Literal["rk4", "squaring"] = "rk4"
+    """`rk4` transports the map in time; `squaring` composes it with itself."""
     steps: Count = 10
     """Least number of RK4 steps (or squarings); more are taken where stability asks for them."""
     map_factor: Annotated[float, Field(ge=0.05, le=1)] = 0.5
@@ -105,6 +110,7 @@ class SimilaritySettings(_Settings):
     """How images are compared."""
 
     name: Literal["ssd", "ncc", "lncc", "mi"] = "lncc"
+    """Squared differences, correlation, local correlation, or mutual information (across modalities)."""
     weight: Positive = 100.0
     """Factor of the similarity, which by itself is between 0 and 1 for ncc, lncc and mi."""
     window: Annotated[Odd, Field(ge=3)] = 7
@@ -119,7 +125,9 @@ class SolveSettings(_Settings):
     """The search for the momentum."""
 
     optimiser: Literal["sgd", "adam", "lbfgs"] = "lbfgs"
+    """`sgd` is the paper's; `lbfgs` gets further in fewer iterations."""
     learning_rate: Positive = 1.0
+    """Length of a step: of the gradient (sgd), of the direction before the line search (lbfgs)."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Nesterov momentum (sgd)."""
     clip: Positive | None = None
@@ -156,6 +164,7 @@ class TrainSettings(_Settings):
     epochs: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] = (25, 50)
     """Epochs of the two stages."""
     batch: Count = 2
+    """Pairs that are worked on together."""
     steps: Count = 5
     """SGD steps on a batch before the next one."""
     momentum_rate: Positive = 0.7
@@ -167,9 +176,11 @@ class TrainSettings(_Settings):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Nesterov momentum of both."""
     weight_decay: NotNegative = 1e-5
+    """Of the network."""
     plateau_factor: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """By this factor both learning rates fall ..."""
     plateau_patience: Count = 10
-    """Epochs without progress after which both learning rates fall."""
+    """... after so many epochs without progress."""
     memory_gb: Positive | None = None
     """Most memory for the momenta of all pairs; beyond it they live on disk. None: half of what is free."""
 
@@ -191,6 +202,7 @@ class Settings(_Settings):
     """Everything that decides a registration, but for the images."""
 
     preset: str = "default"
+    """What these settings began with."""
     model: Literal["vsvf"] = "vsvf"
     """How a momentum makes a map: by a stationary velocity."""
     length_mm: Positive | None = None
@@ -198,6 +210,7 @@ class Settings(_Settings):
     unit_cube: bool = False
     """The paper's coordinates: every axis runs from 0 to 1, whatever the voxel size."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Of everything random."""
     metric: MetricSettings = MetricSettings()
     flow: FlowSettings = FlowSettings()
     similarity: SimilaritySettings = SimilaritySettings()
@@ -211,48 +224,6 @@ class Settings(_Settings):
         import tomli_w
 
         return tomli_w.dumps(self.model_dump(exclude_none=True))
-
-
-def _paper(
-    *, steps: int, map_factor: float, rates: tuple[float, float], iterations: tuple[int, int], train: dict[str, Any]
-) -> dict[str, Any]:
-    momentum_rate, network_rate = rates
-    return {
-        "unit_cube": True,
-        "metric": {"realisation": "fourier", "window": 0},
-        "flow": {"steps": steps, "map_factor": map_factor},
-        "similarity": {"name": "ncc"},
-        "solve": {
-            "optimiser": "sgd",
-            "learning_rate": momentum_rate,
-            "clip": 1.0,
-            "regularity": 1.0,
-            "shrink": [1],
-            "iterations": [iterations[0]],
-            "local_iterations": [iterations[1]],
-            "tolerance": 0.0,
-        },
-        "train": {**train, "momentum_rate": momentum_rate, "network_rate": network_rate},
-    }
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "paper2d": _paper(
-        steps=20,
-        map_factor=0.5,
-        rates=(0.02, 0.025),
-        iterations=(250, 500),
-        train={"epochs": [50, 100], "batch": 100},
-    ),
-    "paper3d": _paper(
-        steps=10,
-        map_factor=0.4,
-        rates=(0.7, 0.25),
-        iterations=(150, 300),
-        train={"epochs": [25, 50], "batch": 2},
-    ),
-}
 
 
 def make_settings(

@@ -35,7 +35,6 @@ AFFINE = "affine"
 WORST = 5
 """Pairs of every method whose pages are kept."""
 TRANSFORMS = (".h5", ".hdf5", ".tfm", ".txt", ".mat", ".xfm", "/moving_to_fixed.h5")
-INVERSES = ("_inverse.h5", "/fixed_to_moving.h5")
 
 
 @dataclass(frozen=True)
@@ -185,10 +184,10 @@ class _Work:
     def _read(self, folder: Path) -> tuple[Transform, Transform | None, dict[str, Any]]:
         """Another tool's transform, its inverse where it lies beside it, and the costs that a JSON file beside it tells."""
         path = find_transform(folder, self.files, self.number)
-        back = next((found for end in INVERSES if (found := _sibling(path, end)).is_file()), None)
+        back = _sibling(path, "/fixed_to_moving.h5" if path.name == "moving_to_fixed.h5" else "_inverse.h5")
         told = _sibling(path, ".json")
         facts = json.loads(told.read_text(encoding="utf-8")) if told.is_file() else {}
-        return load_transform(path), None if back is None else load_transform(back), facts
+        return load_transform(path), load_transform(back) if back.is_file() else None, facts
 
     def _register(self, metric: str, settings: Settings) -> Result:
         return register(

@@ -28,6 +28,7 @@ from metreg.data.transforms import (
 from metreg.data.whole import whole_folder
 from metreg.evaluate.overlap import Overlap, common_labels, overlap
 from metreg.evaluate.regions import Region, regions_of
+from metreg.evaluate.regularity import round_trip
 from metreg.fields import jacobian_determinant
 from metreg.flow.maps import Certificate, certify, compose, count_folds
 from metreg.grid import Array, Grid, voxel_size, world_points
@@ -147,6 +148,7 @@ class Result:
 
     @cached_property
     def certificate(self) -> Certificate:
+        """What is proven of the map written to disk, between its points too."""
         return certify(self.written_map, self.registration.grid)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
@@ -284,9 +286,11 @@ class Result:
         back = map_of_field(field_of_map(self.registration.phi, grid), grid)
         gap = compose(self.written_map, back, grid) - grid.points(back)
         error = (gap / self.pair.grid.steps(gap)).norm(dim=1)
+        home = round_trip(self.transform, self.inverse, self.fixed, standardise(self.fixed.values) > BACKGROUND)
         return {
             "folds": int(count_folds(back, grid)),
             "error_voxels": {"mean": float(error.mean()), "max": float(error.max())},
+            "round_trip_mm": {"mean": float(home.mean()), "max": float(home.max())},
         }
 
     def _overlap_rows(self) -> list[dict[str, Any]]:

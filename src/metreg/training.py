@@ -45,6 +45,8 @@ NAMES = frozenset(
 """What a training writes into its folder."""
 EXAMPLES = 3
 """Pairs shown in the report."""
+ANONYMOUS = 5
+"""The mean of fewer images than this would show the people, and is not kept in the metric file."""
 TEMPLATE_VOXELS = 50_000
 """At most so many of the mean image are kept in the metric file."""
 
@@ -110,7 +112,7 @@ def train_metric(
             "versions": {name: version_of(name) for name in ("metreg", "torch")},
         },
         licence=licence,
-        template=mean_image,
+        template=mean_image if len(prepared.pairs.images) >= ANONYMOUS else None,
         template_mm=tuple(h * grid.length_mm for h in mean_grid.spacing),
         template_affine=mean_grid.affine,
     )

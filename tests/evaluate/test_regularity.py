@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import centred
 
+from conftest import centred
 from metreg.data.formats import Image
 from metreg.data.transforms import Affine, Field, Transform
 from metreg.evaluate.regions import regions_of

@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from metreg.checks import MetregError
+from metreg.data.whole import as_usual
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], *, form: str, header: dict[str, str]) -> None:
@@ -14,6 +15,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], *, form: str, header: 
 
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(plain, path, metadata={"format": form, **header})
+    as_usual(path)
 
 
 def read_tensors(path: Path, *, form: str, role: str) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -58,7 +58,7 @@ def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
     target = path.resolve()
     with _temporary_folder(path, target.parent) as work:
         yield work / path.name
-        (work / path.name).chmod(0o666 & ~_umask())
+        as_usual(work / path.name)
         (work / path.name).replace(target)
 
 
@@ -98,6 +98,11 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def as_usual(path: Path) -> None:
+    """Let a file be read by whom new files are; some libraries and temporary folders keep theirs private."""
+    path.chmod(0o666 & ~_umask())
 
 
 def _umask() -> int:

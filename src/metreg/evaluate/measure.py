@@ -15,11 +15,8 @@ from metreg.data.io import check_same_grid, match_planes, read_image, read_label
 from metreg.data.points import Frame, read_points
 from metreg.data.transforms import Transform
 from metreg.evaluate.overlap import Overlap, common_labels, overlap
-from metreg.evaluate.regularity import check_written, determinants, jacobian_facts
-from metreg.grid import Array, transform_points, world_points
-
-MOST_POINTS = 200_000
-"""At most about so many voxels are taken there and back again."""
+from metreg.evaluate.regularity import check_written, determinants, jacobian_facts, round_trip
+from metreg.grid import Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +73,7 @@ def measure(case: Case, transform: Transform, inverse: Transform | None = None) 
     row: dict[str, Any] = {"folds": folds, "certified": certified, "smallest": smallest if np.isfinite(smallest) else 1.0}
     row |= {f"jacobian_{name}": value for name, value in jacobian_facts(det).items()}
     if inverse is not None:
-        error = round_trip(case, transform, inverse)
+        error = round_trip(transform, inverse, case.fixed, case.inside)
         row |= {"inverse_mean_mm": float(error.mean()), "inverse_max_mm": float(error.max())}
     if case.landmarks is not None:
         moving, fixed = case.landmarks
@@ -87,13 +84,3 @@ def measure(case: Case, transform: Transform, inverse: Transform | None = None) 
     warped = transform.resample(case.moving_labels, case.fixed, mode="nearest")
     found = overlap(warped, case.fixed_labels.values, labels)
     return {"labels": len(labels), **found.means(), **row}, found
-
-
-def round_trip(case: Case, transform: Transform, inverse: Transform) -> Array:
-    """How far, in millimetres, points inside the fixed image are from home after the transform and its inverse."""
-    inside = np.flatnonzero(case.inside)
-    chosen = inside[:: max(1, len(inside) // MOST_POINTS)]
-    points = world_points(case.fixed.shape, case.fixed.affine)[chosen]
-    if transform.dim > case.fixed.dim and case.fixed.plane is not None:
-        points = transform_points(case.fixed.plane, points)
-    return np.asarray(np.linalg.norm(inverse.apply(transform.apply(points)) - points, axis=1))

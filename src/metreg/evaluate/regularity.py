@@ -9,8 +9,10 @@ from metreg.data.formats import Image
 from metreg.data.transforms import Affine, Field, Transform
 from metreg.evaluate.statistics import PERCENTILES
 from metreg.flow.maps import certify, count_folds
-from metreg.grid import Array, Grid
+from metreg.grid import Array, Grid, transform_points
 
+MOST_POINTS = 100_000
+"""At most about so many voxels are taken there and back again."""
 LEAST = 1e-6
 """Determinants are not taken for smaller than this in logarithms."""
 
@@ -58,3 +60,13 @@ def jacobian_facts(det: Array) -> dict[str, float]:
         **{f"p{share}": float(value) for share, value in zip(PERCENTILES, values, strict=True)},
         "log_std": float(np.log(det.clip(min=LEAST)).std()),
     }
+
+
+def round_trip(transform: Transform, inverse: Transform, fixed: Image, inside: Array) -> Array:
+    """How far, in millimetres, voxels `inside` the fixed image (*S) are from home after the transform and its inverse."""
+    chosen = np.argwhere(inside)
+    chosen = chosen[:: max(1, len(chosen) // MOST_POINTS)]
+    points = transform_points(fixed.affine, chosen.astype(float))
+    if transform.dim > fixed.dim and fixed.plane is not None:
+        points = transform_points(fixed.plane, points)
+    return np.asarray(np.linalg.norm(inverse.apply(transform.apply(points)) - points, axis=1))

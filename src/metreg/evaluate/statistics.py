@@ -34,7 +34,7 @@ class Comparison:
     wilcoxon_p: float
     """Of Wilcoxon's signed ranks of the differences, pair by pair."""
     subject_p: float
-    """Of flipping the sign of all that a subject contributes to the mean difference: pairs share subjects."""
+    """Of flipping the signs of all pairs that share a subject together."""
     difference: float
     """Mean over pairs of the reference less the other."""
 
@@ -76,13 +76,16 @@ def _wilcoxon(differences: Array) -> float:
 def permutation_p(differences: Array, subjects: Sequence[tuple[str, str]], seed: int = 0) -> float:
     """The share of sign flips, subject by subject, whose sum is at least the one seen; the unflipped one counts.
 
-    A pair's difference belongs half to its moving and half to its fixed subject. All flips where they are few enough.
+    All pairs of one fixed subject are flipped together, and then all of one moving subject: the larger share counts.
     """
-    names = sorted({name for pair in subjects for name in pair})
+    return max(_flip_share(differences, [pair[side] for pair in subjects], seed) for side in (0, 1))
+
+
+def _flip_share(differences: Array, owners: Sequence[str], seed: int) -> float:
+    """Of all flips where they are few enough, else of many random ones."""
+    names = sorted(set(owners))
     shares = np.zeros(len(names))
-    for difference, pair in zip(differences, subjects, strict=True):
-        for name in pair:
-            shares[names.index(name)] += difference / 2
+    np.add.at(shares, [names.index(owner) for owner in owners], differences)
     if 2 ** len(names) <= MOST_FLIPS:
         signs = np.array(list(product((1, -1), repeat=len(names))))
     else:

@@ -115,7 +115,8 @@ def _cards(facts: dict[str, Any]) -> list[Card]:
     certified = facts["certificate"]["holds"]
     cards.append(Card("folds", f"{facts['folds']}{', certified' if certified else ''}", facts["folds"] == 0))
     cards.append(Card("determinant, 1 % to 99 %", f"{facts['jacobian']['p1']:.2f} to {facts['jacobian']['p99']:.2f}"))
-    cards.append(Card("inverse error, largest", f"{facts['inverse']['error_voxels']['max']:.2g} voxels"))
+    home = facts["inverse"]["round_trip_mm"]
+    cards.append(Card("there and back, mean (largest)", f"{home['mean']:.2g} ({home['max']:.2g}) mm"))
     seconds = facts.get("seconds", {})
     cards.append(Card("time", f"{sum(seconds.values()):.1f} s"))
     return cards

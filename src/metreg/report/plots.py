@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from metreg.evaluate.overlap import Overlap
 from metreg.grid import Array
 from metreg.report.planes import Cut, Plane, Shown
-
-matplotlib.use("Agg")
 
 BLUE, RED, GREEN, PINK, ORANGE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"
 COLOURS = (BLUE, RED, GREEN, PINK, ORANGE)
@@ -73,7 +71,8 @@ def metric_maps(result: Shown, titles: Sequence[str] = ()) -> Figure:
             shown = axis.imshow(layer[i], cmap="viridis", vmin=low[i], vmax=high[i], alpha=0.6, aspect=plane.aspect)
             mark_sides(axis, plane.cut)
             if row == 0:
-                figure.colorbar(shown, ax=grid[:, i], shrink=0.5, location="bottom", label="mm" if i == 0 else "weight")
+                unit = "mm" if i == 0 else "weight"
+                figure.colorbar(shown, ax=grid[:, i], shrink=0.6, location="bottom", ticks=MaxNLocator(3), label=unit)
         axes[0].set_ylabel(plane.cut.name)
     for axis, title in zip(
         grid[0], ["sigma(x) in mm", *(titles or [f"weight {i}" for i in range(1, columns)])], strict=True
@@ -167,7 +166,7 @@ def metric_panels(rows: dict[str, Plane], sigma: dict[str, Array], unit: str, *,
         figure.colorbar(shown, ax=axes[4], shrink=0.8, label=unit)
         if truth is not None:
             shown = axes[5].imshow(truth, cmap="viridis", aspect=plane.aspect)
-            axes[5].set_title("sigma(x), true")
+            axes[5].set_title("sigma(x), true (own scale)")
             figure.colorbar(shown, ax=axes[5], shrink=0.8, label=unit)
     _without_ticks(grid.flat)
     return figure

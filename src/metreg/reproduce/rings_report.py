@@ -16,13 +16,12 @@ from metreg.checks import MetregError
 from metreg.config import Settings, changed
 from metreg.data.whole import whole_file, write_whole
 from metreg.evaluate.rings import RingResult, sigma_of
-from metreg.fields import jacobian_determinant
 from metreg.grid import Array
-from metreg.interpolate import sample, upsample
+from metreg.interpolate import upsample
 from metreg.pipeline import version_of
 from metreg.report.boxes import error_boxes
 from metreg.report.page import Section, png, render
-from metreg.report.planes import Plane, cuts, plane_of
+from metreg.report.planes import Plane, cuts, plane_of_map
 from metreg.report.plots import energy_curves, metric_panels, weight_maps
 from metreg.report.tables import Table, markdown_table
 from metreg.reproduce.synthetic2d import FULL, MAIN, QUICK, SAID, Outcome, Plan, Tell, experiment, pooled, summarise
@@ -234,11 +233,8 @@ def make_figures(outcomes: Sequence[Outcome], settings: Settings) -> dict[str, F
 
 def plane_shown(outcome: Outcome, result: RingResult) -> Plane:
     """The first test pair under one method."""
-    grid, phi_inv = outcome.test.grid, result.phi_inv[:1]
-    source, target = outcome.test.pairs.source[:1], outcome.test.pairs.target[:1]
-    shift = ((phi_inv - grid.points(phi_inv)) / grid.steps(phi_inv))[0]
-    images = (source, target, sample(source, phi_inv, grid), jacobian_determinant(phi_inv, grid)[:, None])
-    return plane_of(*[image[0, 0].numpy() for image in images], shift=shift.numpy(), affine=grid.affine)
+    pairs = outcome.test.pairs
+    return plane_of_map(pairs.source[:1], pairs.target[:1], result.phi_inv[:1], outcome.test.grid)
 
 
 def _view_weights(outcome: Outcome, result: RingResult) -> Array:
@@ -250,4 +246,4 @@ def _view_weights(outcome: Outcome, result: RingResult) -> Array:
 def _turned(outcome: Outcome, f: Array) -> Array:
     """Arrays (N, *S) as pictures."""
     grid = outcome.test.grid
-    return cuts(grid.shape, grid.affine, at=(0, 0))[0].take(f)
+    return cuts(grid.shape, grid.affine, at=(0, 0), lost=True)[0].take(f)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -13,8 +13,19 @@ from metreg.terminal import show_steps
 
 
 def reproduce(
-    experiment: Annotated[Literal["synthetic2d"], typer.Argument(help="Which experiment.", show_default=False)],
+    experiment: Annotated[
+        Literal["synthetic2d", "slices2d", "klein3d"], typer.Argument(help="Which experiment.", show_default=False)
+    ],
     out: Out,
+    data: Annotated[Path | None, typer.Option(help="Folder of images (slices2d, klein3d).", show_default=False)] = None,
+    subjects: Annotated[
+        Path | None, typer.Option(help="CSV: id, subject, part (train or test).", show_default="DIR/subjects.csv")
+    ] = None,
+    published: Annotated[
+        Path | None, typer.Option(help="Folder with CUMC_results.mat (klein3d).", show_default="DIR/klein2009")
+    ] = None,
+    label_names: Annotated[Path | None, typer.Option(help="CSV: label number, name.", show_default=False)] = None,
+    preset: Annotated[str | None, typer.Option(help="Settings to begin with.", show_default="the paper's")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A reduced run, for two CPU cores.")] = False,
     resume: Resume = False,
     config: Config = None,
@@ -25,25 +36,50 @@ def reproduce(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Run an experiment of the paper: its figures, its tables, and which of its claims held.
+    """Run an experiment of the paper: its figures, its tables, and which of its claims held. In full it wants a GPU.
 
-    synthetic2d learns metrics from rings whose true maps are known. In full, three seeds, it wants a GPU.
+    synthetic2d learns metrics from rings whose true maps are known. slices2d learns from axial slices of brains, with
+    three OMT penalties. klein3d learns on CUMC12, MGH10 and IBSR18 and tests on CUMC12, beside published results.
+
+    --data DIR has images in DIR/img and labels in DIR/label (of volumes, slices2d takes the middle axial slice); for
+    klein3d also DIR/CUMC12/Brains and DIR/CUMC12/Atlases and so on, as distributed with Klein et al. 2009. A subjects.csv
+    in DIR says whose an image is and whether it is there to train or to test; otherwise seven subjects in ten train.
     """
-    from metreg.checks import pick_device
+    from metreg.checks import MetregError, pick_device
     from metreg.config import make_settings
     from metreg.data.whole import check_output, clear_folder
 
-    settings = make_settings(None if config else "paper2d", config=config, changes=with_options(changes, seed=seed))
+    if experiment != "synthetic2d" and data is None:
+        raise MetregError(f"--data: wanted for {experiment}, a folder of images; see metreg reproduce --help")
+    given = {"--data": data, "--subjects": subjects, "--label-names": label_names, "--published": published}
+    for name, value in given.items():
+        if value is not None and (experiment == "synthetic2d" or (name == "--published" and experiment == "slices2d")):
+            raise MetregError(f"{name}: {experiment} has no use for it; leave it out")
     if not resume:
         check_output(out, overwrite=overwrite)
     on_device = pick_device(device)
-    from metreg.reproduce.rings_report import NAMES
-    from metreg.reproduce.rings_report import reproduce as run
+    from metreg.reproduce.klein3d import NAMES as KLEIN_NAMES
+    from metreg.reproduce.klein3d import is_klein
+    from metreg.reproduce.klein3d import reproduce as run_klein
+    from metreg.reproduce.rings_report import NAMES as RINGS_NAMES
+    from metreg.reproduce.rings_report import reproduce as run_rings
+    from metreg.reproduce.slices2d import NAMES as SLICES_NAMES
+    from metreg.reproduce.slices2d import reproduce as run_slices
 
+    usual = "paper2d"
+    if experiment == "klein3d" and data is not None:
+        usual = "paper3d" if is_klein(data) else "default"
+    settings = make_settings(preset or (None if config else usual), config=config, changes=with_options(changes, seed=seed))
     if not resume:
-        clear_folder(out, NAMES)
+        clear_folder(out, {"synthetic2d": RINGS_NAMES, "slices2d": SLICES_NAMES, "klein3d": KLEIN_NAMES}[experiment])
     with show_steps(quiet, f"reproducing {experiment}") as tell:
-        summary = run(out, settings, quick=quick, device=on_device, resume=resume, tell=tell)
+        how: dict[str, Any] = {"quick": quick, "device": on_device, "resume": resume, "tell": tell}
+        if data is None:
+            summary = run_rings(out, settings, **how)
+        elif experiment == "slices2d":
+            summary = run_slices(data, out, settings, subjects=subjects, label_names=label_names, **how)
+        else:
+            summary = run_klein(data, out, settings, subjects=subjects, label_names=label_names, results=published, **how)
     if as_json:
         typer.echo(json.dumps(summary))
     elif not quiet:

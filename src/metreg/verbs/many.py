@@ -81,10 +81,10 @@ def evaluate(
     out: Out,
     metric: Annotated[
         list[str] | None,
-        typer.Option(help="A metric to register with: M or NAME=M; mean:FILE is the mean of its weights. Again and again."),
+        typer.Option(help="A metric to register with: M or NAME=M; mean:FILE is the mean of its weights. May be repeated."),
     ] = None,
     transforms: Annotated[
-        list[str] | None, typer.Option(help="Transforms of another tool, NAME=FOLDER. Again and again.", show_default=False)
+        list[str] | None, typer.Option(help="Transforms of another tool, NAME=FOLDER. May be repeated.", show_default=False)
     ] = None,
     reference: Annotated[
         str | None, typer.Option(help="The method tested against the others.", show_default="the best")

@@ -22,7 +22,9 @@ def register(
         Path | None, typer.Option(help="Local weights, a 4-D image in the space of MOVING.", show_default=False)
     ] = None,
     preset: Preset = None,
-    model: Annotated[str | None, typer.Option(help="vsvf.", show_default="vsvf")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="How a momentum makes a map: vsvf, by a stationary velocity.", show_default="vsvf")
+    ] = None,
     moving_mask: Annotated[
         Path | None, typer.Option(help="Where MOVING counts.", show_default=False, rich_help_panel="Masks and labels")
     ] = None,

@@ -1,0 +1,47 @@
+"""Settings by name: what differs from the defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _paper(
+    *, steps: int, map_factor: float, rates: tuple[float, float], iterations: tuple[int, int], train: dict[str, Any]
+) -> dict[str, Any]:
+    momentum_rate, network_rate = rates
+    return {
+        "unit_cube": True,
+        "metric": {"realisation": "fourier", "window": 0},
+        "flow": {"steps": steps, "map_factor": map_factor},
+        "similarity": {"name": "ncc"},
+        "solve": {
+            "optimiser": "sgd",
+            "learning_rate": momentum_rate,
+            "clip": 1.0,
+            "regularity": 1.0,
+            "shrink": [1],
+            "iterations": [iterations[0]],
+            "local_iterations": [iterations[1]],
+            "tolerance": 0.0,
+        },
+        "train": {**train, "momentum_rate": momentum_rate, "network_rate": network_rate},
+    }
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "paper2d": _paper(
+        steps=20,
+        map_factor=0.5,
+        rates=(0.02, 0.025),
+        iterations=(250, 500),
+        train={"epochs": [50, 100], "batch": 100},
+    ),
+    "paper3d": _paper(
+        steps=10,
+        map_factor=0.4,
+        rates=(0.7, 0.25),
+        iterations=(150, 300),
+        train={"epochs": [25, 50], "batch": 2},
+    ),
+}
