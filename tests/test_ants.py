@@ -48,7 +48,7 @@ def test_ants_gets_our_image_and_our_points(tmp_path: Path) -> None:
     for name, ours in (("moving_to_fixed", result.transform), ("fixed_to_moving", result.inverse)):
         files = [*paths, tmp_path / "out" / f"{name}.h5", tmp_path / "points.json", tmp_path / name]
         subprocess.run([PYTHON, "-c", SCRIPT, *map(str, files)], check=True, capture_output=True)
-        theirs = np.array(json.loads((tmp_path / f"{name}.json").read_text())) * flip
+        theirs = np.array(json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))) * flip
         np.testing.assert_allclose(ours.apply(points), theirs, atol=1e-3)
     warped = np.asarray(nib.load(tmp_path / "out" / "warped.nii.gz").dataobj)
     gap = np.abs(warped - np.load(tmp_path / "moving_to_fixed.npy"))

@@ -41,7 +41,7 @@ def test_register_then_apply(
     assert run(monkeypatch, "register", moving, fixed, "-o", out, "--json", "--seed", 5, *QUICK) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["seed"] == 5 and told["folds"] == 0
-    assert told == json.loads((out / "result.json").read_text())
+    assert told == json.loads((out / "result.json").read_text(encoding="utf-8"))
 
     # the transform, applied to the moving image, gives the warped image again
     transform, again = out / "moving_to_fixed.h5", tmp_path / "again.nii.gz"

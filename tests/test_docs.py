@@ -158,11 +158,14 @@ def check_stiff() -> None:
 
 
 def check_table() -> None:
-    assert Path("table/overlap.md").read_text().count("\n| other ") == 1
+    assert Path("table/overlap.md").read_text(encoding="utf-8").count("\n| other ") == 1
 
 
 def check_cluster() -> None:
-    assert Path("results/b_to_c/warped.nii.gz").exists() and json.loads(Path("one.json").read_text())["folds"] == 0
+    assert (
+        Path("results/b_to_c/warped.nii.gz").exists()
+        and json.loads(Path("one.json").read_text(encoding="utf-8"))["folds"] == 0
+    )
 
 
 CHECKS = {"other_tools": check_fsl, "stiff_region": check_stiff, "compare": check_table, "cluster": check_cluster}
@@ -175,7 +178,9 @@ def test_the_tutorial_runs(images: bool, folder: Path, monkeypatch: pytest.Monke
         for name in ("moving", "fixed", "moving_labels", "fixed_labels"):
             (folder / f"{name}.nii.gz").unlink()
     run_page("tutorial.md", images=images)
-    points = [[float(cell) for cell in (folder / name).read_text().split()[1].split(",")[1:]] for name in POINTS]
+    points = [
+        [float(cell) for cell in (folder / name).read_text(encoding="utf-8").split()[1].split(",")[1:]] for name in POINTS
+    ]
     np.testing.assert_allclose(*points, atol=0.3)
 
 

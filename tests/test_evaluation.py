@@ -76,11 +76,13 @@ def test_a_row_for_every_pair_and_method(table: Path) -> None:
 
 
 def test_tables_figures_and_pages_are_there(table: Path) -> None:
-    summary = json.loads((table / "summary.json").read_text())
+    summary = json.loads((table / "summary.json").read_text(encoding="utf-8"))
     assert set(summary["methods"]) == {"affine", "global", "true"} and summary["pairs"] == 2
     assert summary["methods"]["global"]["folds"] == 0 and summary["methods"]["global"]["certified"] == 2
     assert set(summary["comparisons"]) == set(summary["methods"]) - {summary["reference"]}
-    assert "| affine |" in (table / "overlap.md").read_text() and "tabular" in (table / "jacobian.tex").read_text()
+    assert "| affine |" in (table / "overlap.md").read_text(encoding="utf-8") and "tabular" in (
+        table / "jacobian.tex"
+    ).read_text(encoding="utf-8")
     assert (table / "boxes.png").stat().st_size > 5000
     assert sorted(path.name for path in (table / "pages" / "global").iterdir()) == ["0001.html", "0002.html"]
 

@@ -67,7 +67,7 @@ def test_the_verb_on_a_metric(metric: Path, tmp_path: Path, monkeypatch: pytest.
     assert run(monkeypatch, "inspect", metric, "--image", image, "-o", tmp_path / "page.html", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["over"] == str(image) and told["training"]["pairs"] == 3
-    assert "<h2>Card</h2>" in (tmp_path / "page.html").read_text()
+    assert "<h2>Card</h2>" in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert run(monkeypatch, "inspect", metric) == 0
     assert "set point" in capsys.readouterr().out
 

@@ -26,7 +26,9 @@ WALK = """
     verbs.bench cli __main__
 """
 ORDER = WALK.split()
-FILES = sorted(path for path in SRC.rglob("*.py") if path.read_text().strip() and path != SRC / "__init__.py")
+FILES = sorted(
+    path for path in SRC.rglob("*.py") if path.read_text(encoding="utf-8").strip() and path != SRC / "__init__.py"
+)
 
 
 def module_of(path: Path) -> str:
@@ -36,7 +38,7 @@ def module_of(path: Path) -> str:
 
 def imports_of(path: Path) -> set[str]:
     """Modules of metreg that a file imports anywhere, also inside functions; those for type checking aside."""
-    tree = ast.parse(path.read_text())
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     aside = {
         id(child)
         for node in ast.walk(tree)
@@ -65,4 +67,4 @@ def test_a_file_imports_only_from_what_stands_above_it(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_files_stay_readable_over_a_coffee(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 350
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 350

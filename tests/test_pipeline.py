@@ -103,7 +103,7 @@ def test_the_folder_holds_what_is_promised(pair_files: tuple[Path, Path], tmp_pa
     )
     assert {path.name for path in out.iterdir()} == set(expected.split())
 
-    told = json.loads((out / "result.json").read_text())
+    told = json.loads((out / "result.json").read_text(encoding="utf-8"))
     assert told["folds"] == 0 and told["certificate"]["holds"] is True
     assert told["overlap"]["after"]["target_overlap"] > told["overlap"]["before"]["target_overlap"]
     assert [row["name"] for row in told["overlap_by_label"]] == ["rind", "core"]
@@ -118,7 +118,7 @@ def test_the_folder_holds_what_is_promised(pair_files: tuple[Path, Path], tmp_pa
     assert 0.01 * length <= sigma.get_fdata().min() <= sigma.get_fdata().max() <= 0.2 * length
     assert nib.load(out / "jacobian.nii.gz").get_fdata().min() > 0
     assert set(np.unique(nib.load(out / "warped_labels.nii.gz").dataobj)) <= {0, 1, 2}
-    page = (out / "report.html").read_text()
+    page = (out / "report.html").read_text(encoding="utf-8")
     assert "data:image/png;base64" in page and not re.search(r"(src|href)=.https?:", page)  # tests/report open it offline
 
     # the same settings again, from the file that was written, give the same map
@@ -278,5 +278,5 @@ def test_overwriting_replaces_our_files_and_keeps_others(pair_files: tuple[Path,
     with pytest.raises(MetregError, match="exists; choose another name or say --overwrite"):
         result.save(out)
     result.save(out, overwrite=True)
-    assert (out / "notes.txt").read_text() == "mine"
+    assert (out / "notes.txt").read_text(encoding="utf-8") == "mine"
     assert not (out / "warped_labels.nii.gz").exists()

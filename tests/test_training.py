@@ -124,7 +124,7 @@ def test_a_stopped_training_goes_on_with_the_same_files_only(images: Path, tmp_p
     train_metric(files, tmp_path / "whole", short(), device=CPU)
     found = [load_metric(folder / "metric.safetensors").model.state_dict() for folder in (run, tmp_path / "whole")]
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
-    epochs = [json.loads(line)["epoch"] for line in (run / "log.jsonl").read_text().splitlines()]
+    epochs = [json.loads(line)["epoch"] for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     assert epochs == [1, 1, 2]
 
 

@@ -26,7 +26,8 @@ from metreg.data.io import read_image
 FOLDER = Path(os.environ.get("METREG_PEERS", Path(__file__).resolve().parents[2] / ".venv-peers"))
 PYTHON = FOLDER / "bin" / "python"
 needs_peers = pytest.mark.skipif(
-    not (FOLDER / "installed").is_file() or (FOLDER / "installed").read_text() != PINS.read_text(),
+    not (FOLDER / "installed").is_file()
+    or (FOLDER / "installed").read_text(encoding="utf-8") != PINS.read_text(encoding="utf-8"),
     reason="no environment with the peers of metreg: run `make peers`",
 )
 QUICK = {"solve.iterations": [6, 4, 2], "affine.iterations": 5, "affine.resolution": [0.1]}
@@ -63,7 +64,7 @@ def test_the_environment_is_made_once_and_not_over_other_things(tmp_path: Path) 
     python.write_text("")
     with pytest.raises(MetregError, match="wanted a new folder or one made by this verb"):
         open_environment(tmp_path / "env")
-    (tmp_path / "env" / "installed").write_text(PINS.read_text())
+    (tmp_path / "env" / "installed").write_text(PINS.read_text(encoding="utf-8"))
     assert open_environment(tmp_path / "env") == python
 
 
@@ -89,9 +90,12 @@ def test_a_failure_is_marked_and_the_rest_goes_on(table: Path, tmp_path: Path) -
     assert set(summary["methods"]) == {"affine", "a (failed on 1 of 1: affine there)", "b"}
     overlaps = [found["target_overlap"]["mean"] for found in summary["methods"].values()]
     assert overlaps == [overlaps[0]] * 3
-    assert "a (failed on 1 of 1: affine there)" in (out / "peers.md").read_text() and (out / "report.html").is_file()
+    assert (
+        "a (failed on 1 of 1: affine there)" in (out / "peers.md").read_text(encoding="utf-8")
+        and (out / "report.html").is_file()
+    )
     assert "seconds" not in summary["methods"]["a (failed on 1 of 1: affine there)"]
-    assert json.loads((out / "summary.json").read_text())["machine"]["cores_used"] == 1
+    assert json.loads((out / "summary.json").read_text(encoding="utf-8"))["machine"]["cores_used"] == 1
 
     luck.touch()  # what failed is tried again, what is done is not
     before = (out / "transforms" / "b" / "moving_to_fixed.json").stat().st_mtime_ns
@@ -140,7 +144,7 @@ def test_a_transform_gives_the_image_that_its_tool_gives(name: str, tmp_path: Pa
     tools = {tool.name: tool for tool in tools_of(PEERS, ["global"], PYTHON, tmp_path / "settings.toml")}
     command = [*tools[name].command(*paths, tmp_path / "affine.json", tmp_path / "out"), "--warped"]
     run = run_fresh(command, cores=1, log=tmp_path / "log.txt")
-    assert run.code == 0, (tmp_path / "log.txt").read_text()
+    assert run.code == 0, (tmp_path / "log.txt").read_text(encoding="utf-8")
     moving, fixed = read_image(paths[0]), read_image(paths[1])
     there, back = load_transform(tmp_path / "out.h5"), load_transform(tmp_path / "out_inverse.h5")
     theirs = np.asarray(nib.load(tmp_path / "out_warped.nii.gz").dataobj)
@@ -165,7 +169,7 @@ def test_the_verb(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     shown = capsys.readouterr().out
     for column in ("target overlap", "folds", "std of log determinant", "CPU seconds", "memory (MiB)"):
         assert column in shown
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
     assert set(summary["methods"]) == {"affine", "greedy", "metreg global"} and not summary["failures"]
     assert {"picsl_greedy", "metreg"} <= set(summary["versions"])
     overlap = {name: found["target_overlap"]["mean"] for name, found in summary["methods"].items()}

@@ -27,7 +27,7 @@ def test_overwriting_touches_only_our_names(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path)
     fill(Path(), overwrite=True)  # even the folder we stand in
-    found = {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
+    found = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir() if path.is_file()}
     assert found == {"a.txt": "new", "mine.txt": "old"}
     assert (tmp_path / "sub").is_dir()
 
@@ -62,6 +62,6 @@ def test_a_file_appears_whole(tmp_path: Path) -> None:
     with whole_file(tmp_path / "deep" / "x.csv", overwrite=False) as path:
         path.write_text("1")
         assert not (tmp_path / "deep" / "x.csv").exists()
-    assert (tmp_path / "deep" / "x.csv").read_text() == "1"
+    assert (tmp_path / "deep" / "x.csv").read_text(encoding="utf-8") == "1"
     with pytest.raises(MetregError, match="exists"), whole_file(tmp_path / "deep" / "x.csv", overwrite=False):
         pass

@@ -51,7 +51,7 @@ def test_training_lowers_the_energy_and_leaves_a_log(tmp_path: Path) -> None:
     assert [(r["stage"], r["epoch"]) for r in heard] == [(1, 1), (1, 2), (2, 1), (2, 2), (2, 3)]
     assert heard[1]["similarity"] < heard[0]["similarity"]
     assert heard[-1]["transport"] > 0 and heard[-1]["variation"] > 0
-    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     assert lines == heard == progress.history
     assert not model.training
     assert progress.best_energy == min(r["total"] for r in heard if r["stage"] == 2)

@@ -40,7 +40,7 @@ def test_the_bundle_and_its_licence_are_written_once(tmp_path: Path, publish: Ca
     vendor, integrity = tmp_path / "vendor", publish("let code;")
     assert FETCH["fetch"](vendor, integrity=integrity)
     assert gzip.decompress((vendor / "niivue.umd.js.gz").read_bytes()) == b"let code;"
-    assert "BSD 2-Clause" in (vendor / "niivue.LICENSE").read_text()
+    assert "BSD 2-Clause" in (vendor / "niivue.LICENSE").read_text(encoding="utf-8")
     publish("let other;")
     assert not FETCH["fetch"](vendor, integrity="never looked at")
     assert {path.name for path in vendor.iterdir()} == {"niivue.umd.js.gz", "niivue.LICENSE"}

@@ -50,18 +50,18 @@ def klein(tmp_path: Path) -> Path:
 def test_the_paper_s_protocol(klein: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     summary = run(klein, out, monkeypatch)
-    assert summary == json.loads((out / "summary.json").read_text())
+    assert summary == json.loads((out / "summary.json").read_text(encoding="utf-8"))
     assert {path.name for path in out.iterdir()} == klein3d.NAMES
     methods = ["affine", GLOBAL, LONG, "learned on CUMC12", "learned on MGH10", CONSTANT]
     assert list(summary["overlap"]) == methods  # type: ignore[call-overload]
     assert summary["pairs"] == {"test": 3, "learned on CUMC12": 2, "learned on MGH10": 2}
     assert set(summary["comparisons"]) == {*methods, "SyN", "Quicksilver, corrected"} - {"learned on CUMC12"}  # type: ignore[call-overload]
-    lines = (out / "test" / "overlap.md").read_text().splitlines()
+    lines = (out / "test" / "overlap.md").read_text(encoding="utf-8").splitlines()
     named = [line.split("|")[1].strip() for line in lines]
     assert "SyN" in named and "SyN (published)" not in named and "FLIRT (published)" in named
     assert "| c/c local (published) | 0.520 | 0.034 |" in "\n".join(lines)
-    assert "c/c local (published)" in (out / "test" / "jacobian.md").read_text()
-    assert "c/c local (published)" in (out / "table.md").read_text()
+    assert "c/c local (published)" in (out / "test" / "jacobian.md").read_text(encoding="utf-8")
+    assert "c/c local (published)" in (out / "table.md").read_text(encoding="utf-8")
     assert any("Klein et al. 2009" in claim for claim in summary["claims"])  # type: ignore[attr-defined]
 
     stamps = {
@@ -88,7 +88,7 @@ def test_another_set_with_a_person_scanned_twice(tmp_path: Path, monkeypatch: py
     (data / "subjects.csv").write_text("id,subject,part\n0,a,train\n1,b,train\n2,c,test\n3,c,test\n4,d,test\n")
     summary = run(data, tmp_path / "out", monkeypatch)
     assert summary["pairs"] == {"test": 3, "learned": 2}
-    assert "published" not in (tmp_path / "out" / "table.md").read_text()
+    assert "published" not in (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
     todo = klein3d.protocol(data, klein3d.FULL, 0)
     assert [pair.name for pair in todo.test] == ["2_to_4", "3_to_4", "4_to_2", "4_to_3"] and not todo.klein
     with pytest.raises(MetregError, match="these are results on CUMC12"):

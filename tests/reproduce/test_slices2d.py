@@ -52,7 +52,7 @@ def test_everything_is_written_and_a_second_run_does_nothing_again(
 ) -> None:
     out = tmp_path / "out"
     summary = run(slices, out, monkeypatch)
-    assert summary == json.loads((out / "summary.json").read_text())
+    assert summary == json.loads((out / "summary.json").read_text(encoding="utf-8"))
     assert {path.name for path in out.iterdir()} == slices2d.NAMES - {"slices"}  # they came as slices
     methods = ["affine", GLOBAL, LONG, "omt15", "omt50", "omt100", CONSTANT]
     for part in ("insample", "heldout"):
@@ -63,8 +63,10 @@ def test_everything_is_written_and_a_second_run_does_nothing_again(
         assert len(told["weights"]) == 4 and sum(told["weights"]) == pytest.approx(1) and len(told["sigma_mm"]) == 2
     assert summary["folds"] == 0 and summary["pairs"]["heldout"] == {"training": 3, "test": 2}  # type: ignore[index]
     assert any("ventricles" in claim for claim in summary["claims"])  # type: ignore[attr-defined]
-    assert "omt100" in (out / "table.md").read_text() and "| claim | held | measured |" in (out / "summary.md").read_text()
-    assert (out / "report.html").read_text().count("data:image/png") == 2
+    assert "omt100" in (out / "table.md").read_text(encoding="utf-8") and "| claim | held | measured |" in (
+        out / "summary.md"
+    ).read_text(encoding="utf-8")
+    assert (out / "report.html").read_text(encoding="utf-8").count("data:image/png") == 2
 
     parts = [
         path for path in out.rglob("*") if path.suffix in (".safetensors", ".png") or path.parent.parent.name == "runs"

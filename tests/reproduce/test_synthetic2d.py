@@ -23,14 +23,14 @@ def run(out: Path, monkeypatch: pytest.MonkeyPatch, resume: bool = False, **more
 
 def test_everything_is_written_and_a_second_run_does_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summary = run(tmp_path / "out", monkeypatch)
-    assert summary == json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary == json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
     assert set(summary["errors_px"]) >= {"none", "global", "constant", "true", *TINY.variants}  # type: ignore[call-overload]
     assert set(summary["errors_px"]["omt50"]) == {"disc", "ring"}  # type: ignore[index]
     assert summary["folds"] == 0 and summary["sigma_correlation"]["omt50"]  # type: ignore[index]
     assert {path.name for path in (tmp_path / "out").iterdir()} == rings_report.NAMES
     rows = list(csv.DictReader((tmp_path / "out" / "table.csv").open()))
     assert [row["method"] for row in rows] == [name for key, name in SAID.items() if key in summary["errors_px"]]  # type: ignore[operator]
-    assert "| claim | held | measured |" in (tmp_path / "out" / "summary.md").read_text()
+    assert "| claim | held | measured |" in (tmp_path / "out" / "summary.md").read_text(encoding="utf-8")
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").rglob("*.safetensors")}
     assert run(tmp_path / "out", monkeypatch, resume=True)["errors_px"] == summary["errors_px"]
     assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
