@@ -122,10 +122,14 @@ def is_orthogonal(affine: Array, tolerance: float = 1e-4) -> bool:
 
 def world_points(shape: tuple[int, ...], affine: Array) -> Array:
     """World positions (prod(S), D) of all voxels of an image, in the order of its array."""
-    index = np.stack(np.meshgrid(*[np.arange(n, dtype=float) for n in shape], indexing="ij"), axis=-1)
-    return transform_points(affine, index.reshape(-1, len(shape)))
+    points = np.broadcast_to(affine[:-1, -1], (*shape, len(affine) - 1)).copy()
+    for axis, n in enumerate(shape):
+        points += (np.arange(n)[:, None] * affine[:-1, axis]).reshape(n, *[1] * (len(shape) - 1 - axis), -1)
+    return points.reshape(-1, len(affine) - 1)
 
 
 def transform_points(matrix: Array, points: Array) -> Array:
     """A homogeneous matrix (E+1, D+1) on points (P, D) -> (P, E)."""
-    return np.asarray(points @ matrix[:-1, :-1].T + matrix[:-1, -1])
+    turned = points @ np.ascontiguousarray(matrix[:-1, :-1].T)  # a strided matrix would take the slow way through numpy
+    turned += matrix[:-1, -1]
+    return np.asarray(turned)

@@ -34,12 +34,11 @@ class Overlap:
 
 def overlap(warped: Array, target: Array, labels: Array) -> Overlap:
     """Overlap of each of `labels`, those that both label images have before any warping (`common_labels`)."""
-    values, index = np.unique(np.stack([warped.ravel(), target.ravel()]), return_inverse=True)
-    a, b = index.reshape(2, -1)
-    count_a, count_b = (np.bincount(side, minlength=len(values)) for side in (a, b))
-    both = np.bincount(a[a == b], minlength=len(values))
-    where = {int(value): i for i, value in enumerate(values)}
-    rows = [(both[i], count_a[i], count_b[i]) for i in (where[int(label)] for label in labels)]
+    order = np.sort(labels)
+    a, b = (_ranks(side.ravel(), order) for side in (warped, target))
+    count_a, count_b = (np.bincount(side, minlength=len(order) + 1) for side in (a, b))
+    both = np.bincount(a[a == b], minlength=len(order) + 1)
+    rows = [(both[i], count_a[i], count_b[i]) for i in np.searchsorted(order, labels)]
     return Overlap(
         labels=tuple(int(label) for label in labels),
         target_overlap=tuple(float(n / target) for n, _, target in rows),
@@ -51,3 +50,10 @@ def common_labels(moving: Array, fixed: Array) -> Array:
     """The labels that two label images share, background excluded."""
     shared = np.intersect1d(moving, fixed)
     return shared[shared != 0]
+
+
+def _ranks(values: Array, labels: Array) -> Array:
+    """Which of the sorted labels every value is; what is none of them gets the rank after the last."""
+    place = np.searchsorted(labels, values)
+    known = labels[place.clip(max=len(labels) - 1)] == values
+    return np.where(known, place, len(labels))
