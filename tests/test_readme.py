@@ -78,4 +78,5 @@ def test_the_table_of_verbs_is_complete() -> None:
     from metreg.cli import app
 
     verbs = {command.name or command.callback.__name__ for command in app.registered_commands}
+    verbs |= {group.typer_instance.info.name for group in app.registered_groups}
     assert set(re.findall(r"^\| `metreg (\w+)", README, flags=re.MULTILINE)) == verbs
