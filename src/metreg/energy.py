@@ -13,7 +13,7 @@ from metreg.config import FlowSettings
 from metreg.fields import inner
 from metreg.flow.stationary import flow, speed
 from metreg.grid import Grid
-from metreg.interpolate import sample, upsample
+from metreg.interpolate import sample, upsample, warp
 from metreg.metric.base import Metric
 from metreg.metric.learned import Penalties
 from metreg.similarity import Similarity
@@ -66,7 +66,10 @@ class Objective:
         phi_inv = flow(
             v, scene.map_grid, integrator=self.flow.integrator, steps=steps or self.flow.steps, adapt=steps is None
         )
-        warped = sample(scene.source, upsample(phi_inv, scene.grid), scene.grid)
+        if phi_inv.device.type == "cpu":
+            warped = warp(scene.source, phi_inv, scene.grid)
+        else:  # the Triton kernel for it has been seen in its interpreter only
+            warped = sample(scene.source, upsample(phi_inv, scene.grid), scene.grid)
         similarity = self.similarity(warped, scene.target, scene.mask)
         free = torch.zeros_like(similarity)
         energy = Energy(

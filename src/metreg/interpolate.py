@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from metreg.grid import Grid
-from metreg.kernels import is_fast
+from metreg.kernels import is_compiled, is_fast
 
 
 def sample(
@@ -61,13 +61,16 @@ def upsample(f: Tensor, fine: Grid) -> Tensor:
 
 def warp(source: Tensor, phi_inv: Tensor, grid: Grid) -> Tensor:
     """I0 o phi_inv for a map that lives on a coarser grid of the same box.  (B, 1, *S), (B, D, *C) -> (B, 1, *S)."""
-    if not is_fast(phi_inv) or source.shape[1] != 1 or source.requires_grad:
+    if source.shape[1] != 1 or source.requires_grad or not (is_fast(phi_inv) or is_compiled(phi_inv)):
         return sample(source, upsample(phi_inv, grid), grid)
-    from metreg.kernels.warp import Warp
-
     counts = zip(phi_inv.shape[2:-1], grid.shape, strict=False)
     up = [None if c == n else _matrix(c, n, phi_inv, grid) for c, n in counts]
-    warped: Tensor = Warp.apply(source, phi_inv, grid, up)  # type: ignore[no-untyped-call]
+    kernel: type[torch.autograd.Function]
+    if phi_inv.device.type == "cpu":
+        from metreg.kernels.warp_cpu import WarpOnCpu as kernel
+    else:
+        from metreg.kernels.warp import Warp as kernel
+    warped: Tensor = kernel.apply(source, phi_inv, grid, up)
     return warped
 
 

@@ -22,7 +22,7 @@ class TransportKernels(Protocol):
 
 def transport_kernels(f: Tensor) -> TransportKernels | None:
     """The kernels for tensors like f, if there are any."""
-    if f.device.type == "cpu" and _has("numba") and f.dtype in (torch.float32, torch.float64):
+    if is_compiled(f):
         import metreg.kernels.transport_cpu as on_cpu
 
         return cast(TransportKernels, on_cpu)
@@ -31,6 +31,11 @@ def transport_kernels(f: Tensor) -> TransportKernels | None:
 
         return cast(TransportKernels, on_gpu)
     return None
+
+
+def is_compiled(f: Tensor) -> bool:
+    """Whether the numba kernels take such a tensor."""
+    return f.device.type == "cpu" and _has("numba") and f.dtype in (torch.float32, torch.float64)
 
 
 def is_fast(f: Tensor) -> bool:

@@ -27,7 +27,7 @@ def forward(f: Tensor, z: Tensor, steps: int, order: int) -> tuple[Tensor, Tenso
     f, z = _with_slabs(f), _with_slabs(z)
     starts, out = f.new_empty(steps, *f.shape), torch.empty_like(f)
     starts[0] = f
-    with _Threads(f):
+    with Threads(f):
         _forward(starts.numpy(), out.numpy(), z.numpy(), f.new_empty(2, *f.shape).numpy(), order)
     return out.view(shape), starts.view(steps, *shape)
 
@@ -37,7 +37,7 @@ def backward(starts: Tensor, z: Tensor, p: Tensor, order: int) -> tuple[Tensor, 
     p, z = _with_slabs(p).clone(), _with_slabs(z)
     starts, z_grad = starts.view(len(starts), *p.shape), torch.zeros_like(z)
     stages, q = p.new_empty(order - 1, *p.shape), p.new_empty(2, *p.shape)
-    with _Threads(p):
+    with Threads(p):
         _backward(starts.numpy(), z.numpy(), p.numpy(), z_grad.numpy(), stages.numpy(), q.numpy(), order)
     return p.view(shape), z_grad.view(z_shape)
 
@@ -47,11 +47,12 @@ def _with_slabs(t: Tensor) -> Tensor:
     return t if t.dim() == 5 else t.unsqueeze(2)
 
 
-class _Threads:
+class Threads:
     """As many threads as torch uses, and as there are slabs of pairs; one for little work, which threads only slow down."""
 
-    def __init__(self, f: Tensor) -> None:
-        self.count = min(torch.get_num_threads(), MOST_THREADS, f.shape[0] * f.shape[2]) if f.numel() > LITTLE else 1
+    def __init__(self, f: Tensor) -> None:  # (B, ..., n0, n1, n2)
+        slabs = f.shape[0] * f.shape[-3]
+        self.count = min(torch.get_num_threads(), MOST_THREADS, slabs) if f.numel() > LITTLE else 1
 
     def __enter__(self) -> None:
         self.before = numba.get_num_threads()

@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from metreg.config import SimilaritySettings
-from metreg.similarity.lncc import lncc
+from metreg.similarity.lncc import Lncc
 from metreg.similarity.mi import mutual_information
 from metreg.similarity.ncc import ncc
 from metreg.similarity.ssd import ssd
@@ -20,6 +20,7 @@ class Similarity(Protocol):
 
 def make_similarity(settings: SimilaritySettings) -> Similarity:
     """The similarity that the settings name, times its weight."""
+    local = Lncc(settings.window, settings.kernel)
 
     def similarity(warped: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         match settings.name:
@@ -28,7 +29,7 @@ def make_similarity(settings: SimilaritySettings) -> Similarity:
             case "ncc":
                 value = ncc(warped, target, mask)
             case "lncc":
-                value = lncc(warped, target, mask, window=settings.window, kernel=settings.kernel)
+                value = local(warped, target, mask)
             case "mi":
                 value = mutual_information(warped, target, mask, bins=settings.bins)
         return settings.weight * value

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from metreg.interpolate import along_axis
+from metreg.kernels import is_compiled
 from metreg.metric.gaussian import gaussian_matrix
 
 Kernel = Literal["box", "gaussian"]
@@ -25,21 +26,72 @@ def lncc(warped: Tensor, target: Tensor, mask: Tensor | None = None, *, window: 
     off at the border and at the mask. The weight of a window depends on the target alone: equal images are a minimum.
     """
 
-    def mean(f: Tensor) -> Tensor:
-        return window_sum(f if mask is None else mask * f, window, kernel) / count
+    windows = windows_of(target, mask, window, kernel)
 
+    def mean(f: Tensor) -> Tensor:
+        return window_sum(f if mask is None else mask * f, window, kernel) / windows.size
+
+    a = centred(warped)
+    mean_a = mean(a)
+    covariance = mean(a * windows.b) - mean_a * windows.mean
+    variance_a = (mean(a * a) - mean_a**2).clamp(min=TINY)
+    correlation = covariance**2 / (variance_a * windows.variance)
+    return 1 - (windows.weight * correlation).flatten(1).sum(1) / windows.total
+
+
+class Windows(NamedTuple):
+    """What the target, centred, is in every window, (B, C, *S), and the sum of all weights (B,)."""
+
+    b: Tensor
+    mean: Tensor
+    variance: Tensor
+    weight: Tensor
+    size: Tensor
+    total: Tensor
+
+
+def windows_of(target: Tensor, mask: Tensor | None, window: int, kernel: Kernel) -> Windows:
     one = torch.ones_like(target[:, :1]) if mask is None else mask
     count = window_sum(one, window, kernel).clamp(min=1e-3)
-    # centred once, so that E[a^2] - E[a]^2 does not cancel
-    a, b = warped - warped.detach().mean(), target - target.mean()
-    mean_a, mean_b = mean(a), mean(b)
-    covariance = mean(a * b) - mean_a * mean_b
-    variance_a = (mean(a * a) - mean_a**2).clamp(min=TINY)
-    variance_b = (mean(b * b) - mean_b**2).clamp(min=TINY)
-    correlation = covariance**2 / (variance_a * variance_b)
-    weight = one * variance_b / (variance_b + FLAT)
-    total = weight.flatten(1).sum(1).clamp(min=TINY)
-    return 1 - (weight * correlation).flatten(1).sum(1) / total
+    b = centred(target)
+    known = b if mask is None else mask * b
+    mean = window_sum(known, window, kernel) / count
+    variance = (window_sum(known * b, window, kernel) / count - mean**2).clamp(min=TINY)
+    weight = one * variance / (variance + FLAT)
+    return Windows(b, mean, variance, weight, count, weight.flatten(1).sum(1).clamp(min=TINY))
+
+
+def centred(f: Tensor) -> Tensor:
+    """Less its mean, so that E[f^2] - E[f]^2 does not cancel."""
+    return f - f.detach().mean()
+
+
+class Lncc:
+    """`lncc` with the compiled kernel where there is one. It remembers its target, which a registration keeps."""
+
+    def __init__(self, window: int, kernel: Kernel) -> None:
+        self.window, self.kernel = window, kernel
+        self.seen: tuple[Tensor, Tensor | None, tuple[int, int | None]] | None = None
+        self.facts = self.b = self.total = torch.empty(0)
+
+    def __call__(self, warped: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        if self.kernel != "box" or not is_compiled(warped) or warped.shape[1] != 1 or target.dtype != warped.dtype:
+            return lncc(warped, target, mask, window=self.window, kernel=self.kernel)
+        from metreg.kernels.lncc_cpu import LnccOnCpu
+
+        self._look_at(target, mask)
+        arguments = (centred(warped), self.b, mask, self.facts, self.window, TINY)
+        value: Tensor = LnccOnCpu.apply(*arguments)  # type: ignore[no-untyped-call]
+        return 1 - value / self.total
+
+    def _look_at(self, target: Tensor, mask: Tensor | None) -> None:
+        versions = (target._version, None if mask is None else mask._version)
+        if self.seen is not None and self.seen[0] is target and self.seen[1] is mask and self.seen[2] == versions:
+            return
+        with torch.no_grad():
+            windows = windows_of(target, mask, self.window, self.kernel)
+            self.facts = torch.stack([windows.mean, windows.variance, windows.weight, 1 / windows.size])
+        self.b, self.total, self.seen = windows.b, windows.total, (target, mask, versions)
 
 
 def window_sum(f: Tensor, window: int, kernel: Kernel) -> Tensor:

@@ -1,0 +1,68 @@
+"""What numba compiles for CPUs equals its plain twin, forward and gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from metreg.grid import Grid
+from metreg.interpolate import sample, upsample, warp
+from metreg.similarity.lncc import Lncc, lncc
+
+SHAPES = [(13, 17, 11), (21, 18), (6, 5, 40), (2, 9)]
+KINDS = [(torch.float64, 1e-12), (torch.float32, 2e-5)]
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("factor", [0.5, 0.4, 1.0])
+@pytest.mark.parametrize(("kind", "tolerance"), KINDS)
+def test_warp(shape: tuple[int, ...], factor: float, kind: torch.dtype, tolerance: float) -> None:
+    """Maps that leave the image too, where the outermost value goes on and nothing pulls."""
+    grid = Grid(shape, tuple(1 / (n - 1) for n in shape))
+    coarse = grid.coarsen(factor)
+    source, p = (torch.rand(2, 1, *shape, dtype=kind) for _ in range(2))
+    phi_inv = (coarse.points(source) + 0.07 * torch.randn(2, len(shape), *coarse.shape, dtype=kind)).requires_grad_()
+    plain, fast = sample(source, upsample(phi_inv, grid), grid), warp(source, phi_inv, grid)
+    torch.testing.assert_close(fast, plain, rtol=0, atol=tolerance)
+    gradients = [torch.autograd.grad((warped * p).sum(), phi_inv)[0] for warped in (fast, plain)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=20 * tolerance * float(gradients[1].abs().max()))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("window", [3, 7, 45])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("kind", "tolerance"), KINDS)
+def test_lncc(shape: tuple[int, ...], window: int, masked: bool, kind: torch.dtype, tolerance: float) -> None:
+    if masked and window == 3 and kind == torch.float32:
+        pytest.skip("windows of a voxel or two have no variance, and single precision no say in what it is")
+    warped, target = torch.rand(2, 1, *shape, dtype=kind).requires_grad_(), torch.rand(2, 1, *shape, dtype=kind)
+    mask = (torch.rand(2, 1, *shape) > 0.3).to(kind) if masked else None
+    p = torch.tensor([0.7, 1.3], dtype=kind)
+    plain, fast = lncc(warped, target, mask, window=window), Lncc(window, "box")(warped, target, mask)
+    torch.testing.assert_close(fast, plain, rtol=0, atol=tolerance)
+    gradients = [torch.autograd.grad((value * p).sum(), warped)[0] for value in (fast, plain)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=20 * tolerance * float(gradients[1].abs().max()))
+
+
+def test_a_target_that_changed_in_place_is_looked_at_again() -> None:
+    similarity = Lncc(5, "box")
+    warped, target = torch.rand(1, 1, 12, 14), torch.rand(1, 1, 12, 14)
+    first = similarity(warped, target)
+    target.copy_(warped)
+    assert float(similarity(warped, target)) < 1e-4 < float(first)
+    mask = torch.ones_like(target)
+    similarity(warped, target, mask)
+    mask[..., :6] = 0
+    torch.testing.assert_close(similarity(warped, target, mask), lncc(warped, target, mask, window=5))
+
+
+def test_equal_images_are_a_minimum() -> None:
+    image = torch.rand(1, 1, 9, 10, 11, dtype=torch.float64).requires_grad_()
+    value = Lncc(5, "box")(image, image.detach())
+    (gradient,) = torch.autograd.grad(value.sum(), image)
+    assert float(value.detach()) < 1e-12 and float(gradient.abs().max()) < 1e-10
