@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from metreg.config import FlowSettings, MetricSettings, SimilaritySettings
+from metreg.config import FlowSettings, MetricSettings, SimilaritySettings, SolveSettings
 from metreg.energy import Objective, Scene
 from metreg.flow.stationary import transport
 from metreg.flow.steps import step
@@ -65,7 +65,7 @@ def benchmark(shape: tuple[int, ...], repeats: int, device: torch.device) -> dic
     }
     for name in ("ncc", "lncc", "mi"):
         similarity = make_similarity(SimilaritySettings(name=name))
-        energy = Objective(similarity, FlowSettings(steps=STEPS), regularity=1.0)
+        energy = Objective(similarity, FlowSettings(steps=STEPS), SolveSettings(regularity=1.0, folding=0.0))
         parts[f"whole energy, {name}"] = lambda energy=energy: energy(m, metric, scene).total().sum().backward()
     found = {name: measure(part, repeats, device) for name, part in parts.items()}
     found["flow"]["plain_over_fast"] = found["flow, plain torch"]["median_ms"] / found["flow"]["median_ms"]

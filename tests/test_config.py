@@ -10,7 +10,7 @@ from metreg.config import PRESETS, make_settings
 
 @pytest.mark.parametrize("preset", list(PRESETS))
 def test_settings_survive_the_trip_through_a_file(preset: str, tmp_path: Path) -> None:
-    settings = make_settings(preset, changes={"metric.sigma": [0.02, 0.3], "seed": 7})
+    settings = make_settings(preset, changes={"metric.sigma": [0.02, 0.05, 0.1, 0.3], "seed": 7})
     path = tmp_path / "settings.toml"
     path.write_text(settings.to_toml())
     assert make_settings(config=path) == settings
@@ -64,7 +64,7 @@ def test_wrong_files_and_presets_are_named(tmp_path: Path) -> None:
     bad.write_text("steps = = 3")
     with pytest.raises(MetregError, match="not a TOML file"):
         make_settings(config=bad)
-    with pytest.raises(MetregError, match="unknown 'papr2d'; use one of default, paper2d"):
+    with pytest.raises(MetregError, match="unknown 'papr2d'; use one of default, brain, paper2d"):
         make_settings("papr2d")
 
 

@@ -9,8 +9,8 @@ import pytest
 
 SRC = Path(__file__).resolve().parents[1] / "src" / "metreg"
 WALK = """
-    checks presets config grid kernels.transport_cpu kernels.warp_cpu kernels.lncc_cpu kernels.transport_gpu
-    kernels.convolve kernels.warp kernels.replay kernels
+    checks presets config grid kernels.transport_cpu kernels.warp_cpu kernels.lncc_cpu kernels.folding_cpu
+    kernels.transport_gpu kernels.convolve kernels.warp kernels.replay kernels
     fields interpolate data.whole data.tensors data.datasets data.formats data.points data.io data.intensity
     data.transforms data.skull data.pair metric.base metric.gaussian metric.multi_gaussian metric.simplex metric.penalties
     metric.network metric.learned metric.store flow.steps flow.stationary flow.maps

@@ -138,6 +138,10 @@ class SolveSettings(_Settings):
     """... after so many iterations without progress (sgd, adam)."""
     regularity: NotNegative = 1000.0
     """lambda, the factor of <m, v>."""
+    folding: NotNegative = 1000.0
+    """The price of determinants that are smaller than they may be; it keeps maps from folding while they are sought."""
+    least_determinant: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Where that price begins."""
     shrink: tuple[Positive, ...] = Field(default=(4, 2, 1), min_length=1)
     """Image resolution of each level of the pyramid, coarse to fine: 4 is a quarter of the points per axis."""
     iterations: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(60, 60, 20), min_length=1)

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from metreg.config import FlowSettings
+from metreg.config import FlowSettings, SolveSettings
 from metreg.fields import inner
+from metreg.flow.maps import folding
 from metreg.flow.stationary import flow, speed
 from metreg.grid import Grid
 from metreg.interpolate import sample, upsample, warp
@@ -27,6 +28,7 @@ class Energy(NamedTuple):
     transport: Tensor
     variation: Tensor
     range: Tensor
+    folding: Tensor
 
     def total(self) -> Tensor:
         return torch.stack(tuple(self)).sum(0)
@@ -48,11 +50,11 @@ class Scene:
 
 @dataclass(frozen=True)
 class Objective:
-    """E = Sim(I0 o phi_inv, I1) + lambda <m, v> + what the weights cost,  v = K m,  phi_inv the flow of v."""
+    """E = Sim(I0 o phi_inv, I1) + lambda <m, v> + what weights and folds cost,  v = K m,  phi_inv the flow of v."""
 
     similarity: Similarity
     flow: FlowSettings
-    regularity: float
+    solve: SolveSettings
 
     def __call__(self, m: Tensor, metric: Metric, scene: Scene, penalties: Penalties | None = None) -> Energy:
         """The energy of momenta m (B, D, *S), by term."""
@@ -74,8 +76,11 @@ class Objective:
         free = torch.zeros_like(similarity)
         energy = Energy(
             similarity,
-            self.regularity * inner(m, v, scene.map_grid),
+            self.solve.regularity * inner(m, v, scene.map_grid),
             *(penalties or Penalties(free, free, free)),
+            self.solve.folding * folding(phi_inv, scene.map_grid, self.solve.least_determinant)
+            if self.solve.folding
+            else free,
         )
         return Point(energy, speed(v, scene.map_grid))
 

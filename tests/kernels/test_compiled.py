@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from metreg.flow.maps import folding, plain_folding
 from metreg.grid import Grid
 from metreg.interpolate import sample, upsample, warp
 from metreg.similarity.lncc import Lncc, lncc
@@ -66,3 +67,28 @@ def test_equal_images_are_a_minimum() -> None:
     value = Lncc(5, "box")(image, image.detach())
     (gradient,) = torch.autograd.grad(value.sum(), image)
     assert float(value.detach()) < 1e-12 and float(gradient.abs().max()) < 1e-10
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("kind", "tolerance"), KINDS)
+def test_folding(shape: tuple[int, ...], kind: torch.dtype, tolerance: float) -> None:
+    grid = Grid(shape, tuple(0.7 / (n - 1) for n in shape))
+    points = grid.points(torch.zeros(1, dtype=kind))
+    phi = (points + 0.05 * torch.randn(2, len(shape), *shape, dtype=kind)).requires_grad_()
+    p = torch.tensor([0.4, 1.7], dtype=kind)
+    scale = grid.cell_volume / 2**grid.dim / 0.3**2
+    plain, fast = scale * plain_folding(phi, grid, 0.3), folding(phi, grid, 0.3)
+    torch.testing.assert_close(fast, plain, rtol=tolerance, atol=0)
+    gradients = [torch.autograd.grad((value * p).sum(), phi)[0] for value in (fast, plain)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=20 * tolerance * float(gradients[1].abs().max()))
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_folding_of_a_map_that_shrinks_everything_alike(dim: int) -> None:
+    """det = c^D everywhere: the box's volume times (1 - c^D / least)^2 below the least, nothing above it."""
+    grid = Grid((9, 8, 7)[:dim], (0.1, 0.2, 0.3)[:dim])
+    points = grid.points(torch.zeros(1, dtype=torch.float64))
+    volume = float(torch.tensor(grid.extent).prod())
+    for c in (0.3, 0.9, 1.0):
+        expected = volume * max(0.0, 1 - c**dim / 0.5) ** 2
+        assert float(folding(c * points, grid, 0.5)) == pytest.approx(expected, rel=1e-6)

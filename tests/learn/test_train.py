@@ -152,7 +152,9 @@ def test_the_whole_energy_passes_the_taylor_test_in_network_and_momenta(what: st
     small = downsample(source, map_grid)
     gamma = model.edges(small, map_grid)
     gaussians = make_gaussians(map_grid, torch.tensor(metric.sigma, dtype=torch.float64), "fourier")
-    objective = Objective(make_similarity(SimilaritySettings(name="ncc")), make_settings("paper2d").flow, 1.0)
+    objective = Objective(
+        make_similarity(SimilaritySettings(name="ncc")), make_settings("paper2d").flow, make_settings("paper2d").solve
+    )
     names = [name for name, _ in model.network.named_parameters()]
     sizes = [p.numel() for p in model.network.parameters()]
     theta = torch.cat([p.detach().flatten() for p in model.network.parameters()])

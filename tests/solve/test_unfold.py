@@ -32,3 +32,24 @@ def test_what_does_not_fold_is_left_alone() -> None:
     metric = make_metric(grid, MetricSettings(), like=torch.empty(0))
     m = 0.1 * random_field(1, 2, 12, 12, dtype=torch.float32)
     assert unfold(m, metric, grid, FlowSettings())[0] is m
+
+
+def test_the_price_of_folding_keeps_maps_from_it() -> None:
+    """Two stripes that must swap places: without a price the map folds, with one it hardly tries."""
+    from metreg.config import make_settings
+    from metreg.flow.maps import count_folds
+    from metreg.solve import register
+
+    grid = Grid.unit_cube((40, 40))
+    x = grid.points(torch.zeros(1))[:, :1]
+    source = torch.exp(-(((x - 0.42) / 0.04) ** 2)) + 0.5 * torch.exp(-(((x - 0.58) / 0.04) ** 2))
+    target = source.flip(2)
+    changes = {"solve.regularity": 0.01, "metric.weights": [0.5, 0.5, 0.0, 0.0], "similarity.name": "ssd"}
+    folds = []
+    for price in (0.0, 1000.0):
+        settings = make_settings(changes={**changes, "solve.folding": price})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(register, "unfold", lambda m, *rest: (m, torch.zeros(len(m), dtype=torch.bool)))
+            found = register.register_pair(source, target, grid, settings)
+        folds.append(int(count_folds(found.phi_inv.double(), found.grid)))
+    assert folds[1] == 0 < folds[0]

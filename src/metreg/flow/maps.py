@@ -12,6 +12,7 @@ from torch import Tensor
 from metreg.fields import determinant, gradient
 from metreg.grid import Grid
 from metreg.interpolate import sample
+from metreg.kernels import is_compiled
 
 SLAB = 16
 """Cells along the first axis that are certified together."""
@@ -61,6 +62,26 @@ def count_folds(phi: Tensor, grid: Grid) -> Tensor:
         here = tuple(slice(c, n - 1 + c) for c, n in zip(corner, grid.shape, strict=True))
         folded[:, *here] |= determinant(edges) <= 0
     return folded.flatten(1).sum(1)
+
+
+def folding(phi: Tensor, grid: Grid, least: float) -> Tensor:
+    """The integral of (1 - det / least)+^2, the mean over the corners of every cell.  (B, D, *S) -> (B,)."""
+    scale = grid.cell_volume / (2**grid.dim * least**2)
+    if is_compiled(phi):
+        from metreg.kernels.folding_cpu import FoldingOnCpu
+
+        lack: Tensor = FoldingOnCpu.apply(phi, grid, least)  # type: ignore[no-untyped-call]
+        return scale * lack
+    return scale * plain_folding(phi, grid, least)
+
+
+def plain_folding(phi: Tensor, grid: Grid, least: float) -> Tensor:
+    """The sum over all corners of all cells of (least - det)+^2."""
+    total = phi.new_zeros(len(phi))
+    for corner in product((0, 1), repeat=grid.dim):
+        edges = torch.stack([_edge(phi, d, corner) / h for d, h in enumerate(grid.spacing)], dim=2)
+        total = total + (least - determinant(edges)).clamp(min=0).square().flatten(1).sum(1)
+    return total
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ class _Training:
         self.gaussians = make_gaussians(self.map_grid, sigma, settings.metric.realisation)
         self.tau = border_window(self.map_grid, settings.metric.window, like) if settings.metric.window else None
         similarity = make_similarity(settings.similarity)
-        self.objective = Objective(similarity, settings.flow, settings.solve.regularity)
+        self.objective = Objective(similarity, settings.flow, settings.solve)
         self.time_steps = TimeSteps(settings.flow, like)
         self.rate_scale, self.sums = torch.ones((), device=device), torch.zeros(len(Energy._fields), device=device)
 

@@ -13,8 +13,8 @@ from metreg.evaluate.overlap import Overlap
 from metreg.grid import Array
 from metreg.report.planes import Cut, Plane, Shown
 
-BLUE, RED, GREEN, PINK, ORANGE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"
-COLOURS = (BLUE, RED, GREEN, PINK, ORANGE)
+BLUE, RED, GREEN, PINK, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
+COLOURS = (BLUE, RED, GREEN, PINK, ORANGE, SKY)
 """Told apart by colour-blind readers too."""
 
 

@@ -56,7 +56,7 @@ def register_pair(
     for level in levels(source, target, grid, settings, mask=mask):
         scene = level.scene
         similarity = make_similarity(settings.similarity)
-        objective = Objective(similarity, settings.flow, settings.solve.regularity)
+        objective = Objective(similarity, settings.flow, settings.solve)
         m = zero_momentum(scene.map_grid, source) if m is None else upsample(m, scene.map_grid)
 
         def record(iteration: int, terms: dict[str, float], number: int = level.number) -> None:

@@ -1,0 +1,130 @@
+"""The price of small determinants on a CPU, compiled by numba: value and gradient in one pass over the cells.
+
+Maps are (B, D, n0, n1, n2); in 2-D n0 = 1. Cells of every other slab are done together, so that no two threads add to the
+same point.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numba import njit, prange
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from metreg.grid import Array, Grid
+from metreg.kernels.transport_cpu import OPTIONS, Threads
+
+
+class FoldingOnCpu(torch.autograd.Function):
+    """Sum over all corners of all cells of (least - det)+^2.  phi (B, D, *S) -> (B,)."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, phi: Tensor, grid: Grid, least: float) -> Tensor:
+        x = phi.detach().contiguous()
+        x = x if x.dim() == 5 else x.unsqueeze(2)
+        gradient = torch.zeros_like(x)
+        energy = torch.zeros(len(x), x.shape[2], dtype=torch.float64)
+        inverse = (1 / np.array(grid.spacing)).astype(x.numpy().dtype)
+        run = _folding_3d if grid.dim == 3 else _folding_2d
+        with Threads(x):
+            run(x.numpy(), inverse, least, energy.numpy(), gradient.numpy())
+        ctx.save_for_backward(gradient.view(phi.shape))
+        return energy.sum(1).to(phi.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, p: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return p.view(-1, *[1] * (gradient.dim() - 1)) * gradient, None, None
+
+
+@njit(parallel=True, **OPTIONS)
+def _folding_3d(x: Array, inverse: Array, least: float, energy: Array, gradient: Array) -> None:
+    pairs, _, n0, n1, n2 = x.shape
+    for colour in range(2):
+        count = (n0 - colour) // 2  # slabs of cells that begin at colour, colour + 2, ...
+        for r in prange(pairs * count):
+            b, i = r // count, colour + 2 * (r % count)
+            edges = np.empty((3, 2, 2, 3), x.dtype)  # axis, the two other coordinates, component
+            back = np.empty((3, 2, 2, 3), x.dtype)
+            for j in range(n1 - 1):
+                for k in range(n2 - 1):
+                    energy[b, i] += _cell(x[b], gradient[b], i, j, k, inverse, least, edges, back)
+
+
+@njit(**OPTIONS)
+def _cell(
+    x: Array, gradient: Array, i: int, j: int, k: int, inverse: Array, least: float, edges: Array, back: Array
+) -> float:
+    for s in range(2):
+        for t in range(2):
+            for c in range(3):
+                edges[0, s, t, c] = inverse[0] * (x[c, i + 1, j + s, k + t] - x[c, i, j + s, k + t])
+                edges[1, s, t, c] = inverse[1] * (x[c, i + s, j + 1, k + t] - x[c, i + s, j, k + t])
+                edges[2, s, t, c] = inverse[2] * (x[c, i + s, j + t, k + 1] - x[c, i + s, j + t, k])
+    found = 0.0
+    clean = True
+    for p in range(2):
+        for q in range(2):
+            for r in range(2):
+                e, f, g = edges[0, q, r], edges[1, p, r], edges[2, p, q]
+                n0, n1, n2 = f[1] * g[2] - f[2] * g[1], f[2] * g[0] - f[0] * g[2], f[0] * g[1] - f[1] * g[0]
+                lack = least - (e[0] * n0 + e[1] * n1 + e[2] * n2)
+                if lack <= 0:
+                    continue
+                if clean:
+                    back[:] = 0
+                    clean = False
+                found += lack * lack
+                s = -2 * lack
+                d, h, o = back[0, q, r], back[1, p, r], back[2, p, q]
+                d[0] += s * n0
+                d[1] += s * n1
+                d[2] += s * n2
+                h[0] += s * (g[1] * e[2] - g[2] * e[1])
+                h[1] += s * (g[2] * e[0] - g[0] * e[2])
+                h[2] += s * (g[0] * e[1] - g[1] * e[0])
+                o[0] += s * (e[1] * f[2] - e[2] * f[1])
+                o[1] += s * (e[2] * f[0] - e[0] * f[2])
+                o[2] += s * (e[0] * f[1] - e[1] * f[0])
+    if not clean:
+        for s in range(2):
+            for t in range(2):
+                for c in range(3):
+                    a, b, e = inverse[0] * back[0, s, t, c], inverse[1] * back[1, s, t, c], inverse[2] * back[2, s, t, c]
+                    gradient[c, i + 1, j + s, k + t] += a
+                    gradient[c, i, j + s, k + t] -= a
+                    gradient[c, i + s, j + 1, k + t] += b
+                    gradient[c, i + s, j, k + t] -= b
+                    gradient[c, i + s, j + t, k + 1] += e
+                    gradient[c, i + s, j + t, k] -= e
+    return found
+
+
+@njit(parallel=True, **OPTIONS)
+def _folding_2d(x: Array, inverse: Array, least: float, energy: Array, gradient: Array) -> None:
+    pairs, _, _, n1, n2 = x.shape
+    for b in prange(pairs):
+        f, g = x[b, :, 0], gradient[b, :, 0]
+        for j in range(n1 - 1):
+            for k in range(n2 - 1):
+                for p in range(2):
+                    for q in range(2):
+                        e0 = inverse[0] * (f[0, j + 1, k + q] - f[0, j, k + q])
+                        e1 = inverse[0] * (f[1, j + 1, k + q] - f[1, j, k + q])
+                        h0 = inverse[1] * (f[0, j + p, k + 1] - f[0, j + p, k])
+                        h1 = inverse[1] * (f[1, j + p, k + 1] - f[1, j + p, k])
+                        lack = least - (e0 * h1 - e1 * h0)
+                        if lack <= 0:
+                            continue
+                        energy[b, 0] += lack * lack
+                        s, t = -2 * lack * inverse[0], -2 * lack * inverse[1]
+                        g[0, j + 1, k + q] += s * h1
+                        g[0, j, k + q] -= s * h1
+                        g[1, j + 1, k + q] -= s * h0
+                        g[1, j, k + q] += s * h0
+                        g[0, j + p, k + 1] -= t * e1
+                        g[0, j + p, k] += t * e1
+                        g[1, j + p, k + 1] += t * e0
+                        g[1, j + p, k] -= t * e0
