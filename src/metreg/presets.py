@@ -32,6 +32,7 @@ def _paper(
 BRAIN = {
     "length_mm": 200.0,
     "metric": {"weights": [0.05, 0.2, 0.25, 0.5]},
+    "flow": {"steps": 5},
     "similarity": {"window": 5},
     "solve": {
         "regularity": 3000.0,
