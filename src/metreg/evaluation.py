@@ -27,7 +27,7 @@ from metreg.evaluate.measure import Case, measure, open_case
 from metreg.grid import Array
 from metreg.interpolate import downsample
 from metreg.pipeline import MEAN, open_metric, read_label_names, register, version_of
-from metreg.report.evaluation import Published, write_evaluation
+from metreg.report.evaluation import Published, badness, write_evaluation
 from metreg.results import Result
 from metreg.solve.affine import align
 
@@ -244,11 +244,6 @@ def _keep_worst(pages: Path, earlier: Rows, row: dict[str, Any], result: Result)
 
 def _page_of(pages: Path, row: dict[str, Any]) -> Path:
     return pages / row["method"] / f"{row['pair']:04d}.html"
-
-
-def badness(row: dict[str, Any]) -> float:
-    """Worst first when sorted by it: the overlap, or without labels how uneven the determinants are."""
-    return float(row.get("target_overlap", -row["jacobian_log_std"]))
 
 
 def write_report(

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from metreg.grid import Array, Grid
-from metreg.kernels.transport_cpu import OPTIONS, Threads
+from metreg.kernels.transport_cpu import OPTIONS, Threads, with_slabs
 
 
 class FoldingOnCpu(torch.autograd.Function):
@@ -21,8 +21,7 @@ class FoldingOnCpu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, phi: Tensor, grid: Grid, least: float) -> Tensor:
-        x = phi.detach().contiguous()
-        x = x if x.dim() == 5 else x.unsqueeze(2)
+        x = with_slabs(phi)
         gradient = torch.zeros_like(x)
         energy = torch.zeros(len(x), x.shape[2], dtype=torch.float64)
         inverse = (1 / np.array(grid.spacing)).astype(x.numpy().dtype)

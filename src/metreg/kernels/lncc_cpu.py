@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from metreg.grid import Array
-from metreg.kernels.transport_cpu import OPTIONS, Threads
+from metreg.kernels.transport_cpu import OPTIONS, Threads, with_slabs
 
 
 class LnccOnCpu(torch.autograd.Function):
@@ -26,8 +26,8 @@ class LnccOnCpu(torch.autograd.Function):
     def forward(
         ctx: FunctionCtx, a: Tensor, b: Tensor, mask: Tensor | None, facts: Tensor, window: int, tiny: float
     ) -> Tensor:
-        f, g = _slabs(a), _slabs(b)
-        known = _slabs(torch.ones((1,) * a.dim(), dtype=a.dtype) if mask is None else mask)
+        f, g = with_slabs(a)[:, 0], with_slabs(b)[:, 0]
+        known = with_slabs(torch.ones((1,) * a.dim(), dtype=a.dtype) if mask is None else mask)[:, 0]
         told = facts.view(4, *f.shape)
         sums, slopes = f.new_empty(3, *f.shape), f.new_empty(3, *f.shape)
         energy = torch.zeros(f.shape[0], f.shape[2], dtype=torch.float64)
@@ -47,11 +47,6 @@ class LnccOnCpu(torch.autograd.Function):
     def backward(ctx: FunctionCtx, p: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         (gradient,) = ctx.saved_tensors  # type: ignore[attr-defined]
         return p.view(-1, *[1] * (gradient.dim() - 1)) * gradient, None, None, None, None, None
-
-
-def _slabs(t: Tensor) -> Tensor:
-    t = t.detach().contiguous()[:, 0]
-    return t if t.dim() == 4 else t.unsqueeze(1)
 
 
 @njit(parallel=True, **OPTIONS)

@@ -24,7 +24,7 @@ LITTLE = 10_000
 
 def forward(f: Tensor, z: Tensor, steps: int, order: int) -> tuple[Tensor, Tensor]:
     shape = f.shape
-    f, z = _with_slabs(f), _with_slabs(z)
+    f, z = with_slabs(f), with_slabs(z)
     starts, out = f.new_empty(steps, *f.shape), torch.empty_like(f)
     starts[0] = f
     with Threads(f):
@@ -34,7 +34,7 @@ def forward(f: Tensor, z: Tensor, steps: int, order: int) -> tuple[Tensor, Tenso
 
 def backward(starts: Tensor, z: Tensor, p: Tensor, order: int) -> tuple[Tensor, Tensor]:
     shape, z_shape = p.shape, z.shape
-    p, z = _with_slabs(p).clone(), _with_slabs(z)
+    p, z = with_slabs(p).clone(), with_slabs(z)
     starts, z_grad = starts.view(len(starts), *p.shape), torch.zeros_like(z)
     stages, q = p.new_empty(order - 1, *p.shape), p.new_empty(2, *p.shape)
     with Threads(p):
@@ -42,7 +42,8 @@ def backward(starts: Tensor, z: Tensor, p: Tensor, order: int) -> tuple[Tensor, 
     return p.view(shape), z_grad.view(z_shape)
 
 
-def _with_slabs(t: Tensor) -> Tensor:
+def with_slabs(t: Tensor) -> Tensor:
+    """(B, C, *S) as (B, C, n0, n1, n2): in 2-D one slab."""
     t = t.detach().contiguous()
     return t if t.dim() == 5 else t.unsqueeze(2)
 

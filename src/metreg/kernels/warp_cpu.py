@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from metreg.grid import Array, Grid
-from metreg.kernels.transport_cpu import OPTIONS, Threads
+from metreg.kernels.transport_cpu import OPTIONS, Threads, with_slabs
 
 
 class WarpOnCpu(torch.autograd.Function):
@@ -29,7 +29,7 @@ class WarpOnCpu(torch.autograd.Function):
     def forward(ctx: FunctionCtx, source: Tensor, phi_inv: Tensor, grid: Grid, up: Sequence[Tensor | None]) -> Tensor:
         ctx.save_for_backward(source, phi_inv)
         ctx.grid, ctx.up = grid, up  # type: ignore[attr-defined]
-        f, x = _slabs(source)[:, 0], _slabs(phi_inv)
+        f, x = with_slabs(source)[:, 0], with_slabs(phi_inv)
         out = torch.empty_like(f)
         with Threads(out):
             _warp(f.numpy(), x.numpy(), out.numpy(), _scales(grid, source))
@@ -40,7 +40,7 @@ class WarpOnCpu(torch.autograd.Function):
     def backward(ctx: FunctionCtx, p: Tensor) -> tuple[None, Tensor, None, None]:
         source, phi_inv = ctx.saved_tensors  # type: ignore[attr-defined]
         grid: Grid = ctx.grid  # type: ignore[attr-defined]
-        f, x, q = _slabs(source)[:, 0], _slabs(phi_inv), _slabs(p)[:, 0]
+        f, x, q = with_slabs(source)[:, 0], with_slabs(phi_inv), with_slabs(p)[:, 0]
         part = f.new_empty(len(f), grid.dim, *f.shape[1:-1], x.shape[-1])
         with Threads(f):
             _adjoint(f.numpy(), x.numpy(), q.numpy(), part.numpy(), _scales(grid, source))
@@ -50,11 +50,6 @@ class WarpOnCpu(torch.autograd.Function):
                 head, n, tail = part.shape[:axis], part.shape[axis], part.shape[axis + 1 :]
                 part = (matrix.T @ part.reshape(-1, n, math.prod(tail))).view(*head, matrix.shape[1], *tail)
         return None, part, None, None
-
-
-def _slabs(t: Tensor) -> Tensor:
-    t = t.detach().contiguous()
-    return t if t.dim() == 5 else t.unsqueeze(2)
 
 
 def _scales(grid: Grid, like: Tensor) -> Array:

@@ -205,7 +205,7 @@ def _cost_table(by_method: dict[str, list[dict[str, Any]]]) -> Table:
 
 
 def _worst_table(out: Path, rows: Rows, count: int = 5) -> Table:
-    ranked = sorted(rows, key=lambda row: row.get("target_overlap", -row["jacobian_log_std"]))[:count]
+    ranked = sorted(rows, key=badness)[:count]
     lines, links = [], {}
     for row in ranked:
         name = f"{row['pair']}: {Path(row['moving']).name} to {Path(row['fixed']).name}"
@@ -225,3 +225,8 @@ def _cards(by_method: dict[str, list[dict[str, Any]]], values: dict[str, Array],
     if values:
         cards.insert(1, Card(f"mean target overlap of {best}", f"{values[best].mean():.3f}"))
     return cards
+
+
+def badness(row: dict[str, Any]) -> float:
+    """Worst first when sorted by it: the overlap, or without labels how uneven the determinants are."""
+    return float(row.get("target_overlap", -row["jacobian_log_std"]))
