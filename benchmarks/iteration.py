@@ -18,7 +18,7 @@ from metreg.flow.stationary import transport
 from metreg.flow.steps import step
 from metreg.grid import Grid
 from metreg.pipeline import version_of
-from metreg.similarity import make_similarity
+from metreg.similarity import Similarity
 from metreg.solve.register import make_metric
 
 SIZES = {"2-D, 128 x 128": (128, 128), "3-D, 80 x 96 x 80": (80, 96, 80)}
@@ -64,7 +64,7 @@ def benchmark(shape: tuple[int, ...], repeats: int, device: torch.device) -> dic
         "flow": lambda: transport(start, v, map_grid, STEPS).sum().backward(),
     }
     for name in ("ncc", "lncc", "mi"):
-        similarity = make_similarity(SimilaritySettings(name=name))
+        similarity = Similarity(SimilaritySettings(name=name))
         energy = Objective(similarity, FlowSettings(steps=STEPS), SolveSettings(regularity=1.0, folding=0.0))
         parts[f"whole energy, {name}"] = lambda energy=energy: energy(m, metric, scene).total().sum().backward()
     found = {name: measure(part, repeats, device) for name, part in parts.items()}

@@ -8,7 +8,7 @@ from helpers import random_field, taylor_slope
 from metreg.config import FlowSettings, MetricSettings, SimilaritySettings, SolveSettings
 from metreg.energy import Objective, Scene
 from metreg.grid import Grid
-from metreg.similarity import make_similarity
+from metreg.similarity import Similarity
 from metreg.solve.register import make_metric
 
 
@@ -28,7 +28,7 @@ def test_the_gradient_of_the_whole_energy_passes_the_taylor_test(kind: str, simi
     metric = make_metric(map_grid, MetricSettings(), like=scene.source, weights=weights)
     settings = SimilaritySettings.model_validate({"name": similarity, "window": 5})
     flow = FlowSettings.model_validate({"integrator": integrator, "steps": 5})
-    energy = Objective(make_similarity(settings), flow, SolveSettings(regularity=3.0))
+    energy = Objective(Similarity(settings), flow, SolveSettings(regularity=3.0))
     m, direction = (0.5 * random_field(1, 2, *map_grid.shape, seed=s) for s in (1, 2))
     # the energy is smooth between the lines at which linear interpolation has its kinks: small steps
     slope = taylor_slope(lambda m: energy(m, metric, scene).total().sum(), m, direction, (1e-4, 1e-5))
@@ -40,7 +40,7 @@ def test_terms_add_up_and_are_one_value_a_pair() -> None:
     source = smooth_image(grid, 0.0).expand(3, -1, -1, -1)
     scene = Scene(source, source, grid, grid)
     metric = make_metric(grid, MetricSettings(), like=source)
-    energy = Objective(make_similarity(SimilaritySettings()), FlowSettings(), SolveSettings(regularity=2.0))
+    energy = Objective(Similarity(SimilaritySettings()), FlowSettings(), SolveSettings(regularity=2.0))
     m = random_field(3, 2, 12, 12)
     terms = energy(0.01 * m, metric, scene)
     torch.testing.assert_close(terms.total(), terms.similarity + terms.regularity)

@@ -124,18 +124,18 @@ class SimilaritySettings(_Settings):
 class SolveSettings(_Settings):
     """The search for the momentum."""
 
-    optimiser: Literal["sgd", "adam", "lbfgs"] = "lbfgs"
+    optimiser: Literal["sgd", "lbfgs"] = "lbfgs"
     """`sgd` is the paper's; `lbfgs` gets further in fewer iterations."""
     learning_rate: Positive = 1.0
-    """Length of a step: of the gradient (sgd), of the direction before the line search (lbfgs)."""
+    """Length of a step (sgd)."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Nesterov momentum (sgd)."""
     clip: Positive | None = None
-    """Largest norm of a pair's gradient; none: unlimited."""
+    """Largest norm of a pair's gradient (sgd); none: unlimited."""
     plateau_factor: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """The learning rate falls by this factor ..."""
     plateau_patience: Count = 10
-    """... after so many iterations without progress (sgd, adam)."""
+    """... after so many iterations without progress (sgd)."""
     regularity: NotNegative = 1000.0
     """lambda, the factor of <m, v>."""
     folding: NotNegative = 1000.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,9 +13,9 @@ from metreg.fields import inner
 from metreg.flow.maps import folding
 from metreg.flow.stationary import flow, speed
 from metreg.grid import Grid
-from metreg.interpolate import sample, upsample, warp
 from metreg.metric.base import Metric
 from metreg.metric.learned import Penalties
+from metreg.metric.multi_gaussian import MultiGaussian
 from metreg.similarity import Similarity
 
 
@@ -65,28 +64,24 @@ class Objective:
     ) -> Point:
         """The energy and the speed of the flow; `steps` fixes the number of time steps, whatever the speed."""
         v = metric.sharp(m)
-        phi_inv = flow(
-            v, scene.map_grid, integrator=self.flow.integrator, steps=steps or self.flow.steps, adapt=steps is None
-        )
-        if phi_inv.device.type == "cpu":
-            warped = warp(scene.source, phi_inv, scene.grid)
-        else:  # the Triton kernel for it has been seen in its interpreter only
-            warped = sample(scene.source, upsample(phi_inv, scene.grid), scene.grid)
-        similarity = self.similarity(warped, scene.target, scene.mask)
+        similarity, folds = self.carried(v, scene, steps)
         free = torch.zeros_like(similarity)
-        energy = Energy(
-            similarity,
-            self.solve.regularity * inner(m, v, scene.map_grid),
-            *(penalties or Penalties(free, free, free)),
-            self.solve.folding * folding(phi_inv, scene.map_grid, self.solve.least_determinant)
-            if self.solve.folding
-            else free,
-        )
+        costs = penalties or Penalties(free, free, free)
+        energy = Energy(similarity, self.solve.regularity * inner(m, v, scene.map_grid), *costs, folds)
         return Point(energy, speed(v, scene.map_grid))
 
-    def of(self, metric: Metric, scene: Scene) -> Problem:
+    def carried(self, v: Tensor, scene: Scene, steps: int | None = None) -> tuple[Tensor, Tensor]:
+        """What the flow of v (B, D, *S) makes of the pairs: their dissimilarity, and what folds cost."""
+        grid, settings = scene.map_grid, self.flow
+        phi_inv = flow(v, grid, integrator=settings.integrator, steps=steps or settings.steps, adapt=steps is None)
+        similarity = self.similarity.of_map(scene.source, phi_inv, scene.target, scene.grid, scene.mask)
+        if not self.solve.folding:
+            return similarity, torch.zeros_like(similarity)
+        return similarity, self.solve.folding * folding(phi_inv, grid, self.solve.least_determinant)
+
+    def of(self, metric: MultiGaussian, scene: Scene) -> Problem:
         """The energy as a function of the momenta alone."""
-        return Problem(lambda m, steps: self.at(m, metric, scene, steps=steps), self.flow)
+        return Problem(self, metric, scene)
 
 
 class Point(NamedTuple):
@@ -94,13 +89,47 @@ class Point(NamedTuple):
 
     energy: Energy
     speed: Tensor
-    """Grid cells that their flow crosses in unit time, at most."""
+    """Grid cells that the flow of each pair crosses in unit time, at most, (B,)."""
+
+
+class Slope(NamedTuple):
+    """What there is to know of momenta by one who wants to go down. Fields are (B, D, *S)."""
+
+    energy: Energy
+    speed: Tensor
+    v: Tensor
+    """The velocity K m."""
+    ascent: Tensor
+    """The gradient in the metric's own inner product <a, b> = a . K b."""
+    gradient: Tensor
+    """The gradient by the momenta, K ascent."""
 
 
 @dataclass(frozen=True)
 class Problem:
     """An energy to be minimised over momenta."""
 
-    at: Callable[[Tensor, int | None], Point]
-    """Momenta and number of time steps (None: as many as the flow needs) to a point."""
-    flow: FlowSettings
+    objective: Objective
+    metric: MultiGaussian
+    scene: Scene
+
+    @property
+    def flow(self) -> FlowSettings:
+        return self.objective.flow
+
+    def slope(self, m: Tensor, steps: int | None) -> Slope:
+        """By hand where it is simple: d<m, K m> = 2 K m, and what depends on v alone has the gradient K dE/dv."""
+        grid, regularity = self.scene.map_grid, self.objective.solve.regularity
+        with torch.no_grad():
+            metric = self.metric.at(m)
+            v = metric.sharp(m)
+        with torch.enable_grad():
+            v.requires_grad_()
+            similarity, folds = self.objective.carried(v, self.scene, steps)
+            (by_v,) = torch.autograd.grad((similarity + folds).sum(), v)
+        with torch.no_grad():
+            v = v.detach()
+            free = torch.zeros_like(similarity)
+            ascent = by_v + 2 * regularity * grid.cell_volume * m
+            terms = (similarity.detach(), regularity * inner(m, v, grid), free, free, free, folds.detach())
+            return Slope(Energy(*terms), speed(v, grid), v, ascent, metric.sharp(ascent))

@@ -36,7 +36,7 @@ def determinant(columns: Tensor) -> Tensor:
     if columns.shape[1] == 1:
         return columns[:, 0, 0]
     rest = range(columns.shape[2])
-    minors = [determinant(columns[:, 1:, [j for j in rest if j != d]]) for d in rest]
+    minors = [determinant(torch.cat([columns[:, 1:, :d], columns[:, 1:, d + 1 :]], dim=2)) for d in rest]
     terms = [(-1) ** d * columns[:, 0, d] * minor for d, minor in enumerate(minors)]
     return torch.stack(terms).sum(0)
 

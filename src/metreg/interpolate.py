@@ -63,14 +63,17 @@ def warp(source: Tensor, phi_inv: Tensor, grid: Grid) -> Tensor:
     """I0 o phi_inv for a map that lives on a coarser grid of the same box.  (B, 1, *S), (B, D, *C) -> (B, 1, *S)."""
     if source.shape[1] != 1 or source.requires_grad or not (is_fast(phi_inv) or is_compiled(phi_inv)):
         return sample(source, upsample(phi_inv, grid), grid)
+    warped: Tensor
+    if phi_inv.device.type != "cpu":
+        from metreg.kernels.warp_gpu import Warp
+
+        warped = Warp.apply(source, phi_inv, grid)  # type: ignore[no-untyped-call]
+        return warped
+    from metreg.kernels.warp_cpu import WarpOnCpu
+
     counts = zip(phi_inv.shape[2:-1], grid.shape, strict=False)
     up = [None if c == n else _matrix(c, n, phi_inv, grid) for c, n in counts]
-    kernel: type[torch.autograd.Function]
-    if phi_inv.device.type == "cpu":
-        from metreg.kernels.warp_cpu import WarpOnCpu as kernel
-    else:
-        from metreg.kernels.warp import Warp as kernel
-    warped: Tensor = kernel.apply(source, phi_inv, grid, up)
+    warped = WarpOnCpu.apply(source, phi_inv, grid, up)  # type: ignore[no-untyped-call]
     return warped
 
 

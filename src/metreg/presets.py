@@ -36,7 +36,7 @@ BRAIN = {
     "similarity": {"window": 5},
     "solve": {
         "regularity": 3000.0,
-        "folding": 10000.0,
+        "folding": 1000.0,
         "least_determinant": 0.3,
         "iterations": [100, 100, 60],
         "tolerance": 0.0003,

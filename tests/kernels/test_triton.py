@@ -8,9 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from helpers import random_field
+from metreg.flow.maps import plain_folding
 from metreg.flow.steps import ORDER, step
 from metreg.grid import Grid
-from metreg.interpolate import _matrix, sample, upsample
+from metreg.interpolate import sample, upsample
+from metreg.metric.gaussian import SeparableGaussians
+from metreg.metric.multi_gaussian import MultiGaussian, border_window
+from metreg.similarity import lncc as lncc_module
+from metreg.similarity.lncc import lncc
+from metreg.similarity.ncc import TINY, ncc
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -76,7 +82,7 @@ def test_convolution(
 @pytest.mark.parametrize("factor", [0.4, 0.5, 1.0])
 @pytest.mark.parametrize("shape", [(9, 8), (12, 7, 11)])
 def test_warp(shape: tuple[int, ...], factor: float) -> None:
-    from metreg.kernels.warp import Warp
+    from metreg.kernels.warp_gpu import Warp
 
     grid = Grid(shape, (0.1, 0.12, 0.15)[: len(shape)])
     coarse = grid.coarsen(factor)
@@ -87,6 +93,78 @@ def test_warp(shape: tuple[int, ...], factor: float) -> None:
     plain = sample(source, upsample(phi_inv, grid), grid)
     expected = (plain, *torch.autograd.grad(plain, phi_inv, p))
     image, phi, q = single(source, phi_inv, p)
-    up = [None if c == n else _matrix(c, n, phi, grid) for c, n in zip(coarse.shape[:-1], shape, strict=False)]
-    fast = Warp.apply(image, phi, grid, up)
+    fast = Warp.apply(image, phi, grid)
     assert_near((fast, *torch.autograd.grad(fast, phi, q)), expected)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("shape", "factor"), [((9, 8), 0.5), ((12, 7, 11), 0.4)])
+def test_correlation_of_the_warped(shape: tuple[int, ...], factor: float, masked: bool) -> None:
+    from metreg.kernels.warp_gpu import WarpedNcc
+
+    grid = Grid(shape, (0.1, 0.12, 0.15)[: len(shape)])
+    coarse = grid.coarsen(factor)
+    source, noise = torch.rand(2, 2, 1, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    target = source + 0.3 * noise
+    mask = (random_field(2, 1, *shape, seed=3) > 0).double() if masked else None
+    phi_inv = (coarse.points(source) + 0.05 * random_field(2, len(shape), *coarse.shape, seed=1)).requires_grad_()
+    p = torch.tensor([0.7, 1.3], dtype=torch.float64)
+    plain = ncc(sample(source, upsample(phi_inv, grid), grid), target, mask)
+    expected = (plain, *torch.autograd.grad(plain, phi_inv, p))
+    image, phi, other, q = single(source, phi_inv, target, p)
+    fast = WarpedNcc.apply(image, phi, other, None if mask is None else single(mask)[0], grid, TINY)
+    assert_near((fast, *torch.autograd.grad(fast, phi, q)), expected)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("shape", "window"), [((19, 18), 5), ((12, 7, 11), 7), ((6, 9, 33), 5)])
+def test_local_correlation(shape: tuple[int, ...], window: int, masked: bool) -> None:
+    from metreg.kernels.lncc_gpu import LnccOnGpu
+
+    warped, target = torch.rand(2, 2, 1, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mask = (random_field(2, 1, *shape, seed=3) > -0.5).double() if masked else None
+    warped.requires_grad_()
+    p = torch.tensor([0.7, 1.3], dtype=torch.float64)
+    plain = lncc(warped, target, mask, window=window)
+    expected = (plain, *torch.autograd.grad(plain, warped, p))
+    a, b, q = single(warped, target, p)
+    fast = LnccOnGpu.apply(a, b, None if mask is None else single(mask)[0], window, lncc_module.TINY, lncc_module.FLAT)
+    assert_near((fast, *torch.autograd.grad(fast, a, q)), expected)
+
+
+@pytest.mark.parametrize("shape", [(7, 9), (2, 3), (5, 4, 6), (2, 3, 2)])
+def test_folding(shape: tuple[int, ...]) -> None:
+    from metreg.kernels.folding_gpu import FoldingOnGpu
+
+    grid = Grid(shape, (0.1, 0.12, 0.15)[: len(shape)])
+    phi = (
+        grid.points(torch.zeros(2, 1, 1, dtype=torch.float64)) + 0.05 * random_field(2, len(shape), *shape)
+    ).requires_grad_()
+    p = torch.tensor([0.7, 1.3], dtype=torch.float64)
+    plain = plain_folding(phi, grid, 0.6)
+    expected = (plain, *torch.autograd.grad(plain, phi, p))
+    assert float(plain.detach().min()) > 0
+    psi, q = single(phi, p)
+    fast = FoldingOnGpu.apply(psi, grid, 0.6)
+    assert_near((fast, *torch.autograd.grad(fast, psi, q)), expected)
+
+
+@pytest.mark.parametrize("windowed", [False, True])
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("shape", [(9, 17), (5, 7, 6), pytest.param((37, 41, 35), marks=pytest.mark.gpu)])
+def test_smoothing(shape: tuple[int, ...], local: bool, windowed: bool) -> None:
+    """Momentum to velocity, with the gradients towards momentum and weights."""
+    from metreg.kernels.smooth_gpu import Sharp
+
+    grid = Grid(shape, (0.1, 0.12, 0.15)[: len(shape)])
+    gaussians = SeparableGaussians(grid, torch.tensor([0.05, 0.2, 0.5], dtype=torch.float64))
+    tau = border_window(grid, 2, gaussians.sigma) if windowed else None
+    m, p = (random_field(2, len(shape), *shape, seed=s) for s in (1, 2))
+    w = (random_field(2, 3, *shape, seed=3).abs() + 0.1) if local else torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    m.requires_grad_()
+    w.requires_grad_()
+    plain = MultiGaussian(gaussians, w, tau).sharp(m)
+    expected = (plain, *torch.autograd.grad(plain, (m, w), p))
+    n, u, q, *matrices = single(m, w, p, *gaussians.matrices)
+    fast = Sharp.apply(n, u, None if tau is None else single(tau)[0], matrices)
+    assert_near((fast, *torch.autograd.grad(fast, (n, u), q)), expected)

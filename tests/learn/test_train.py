@@ -23,7 +23,7 @@ from metreg.metric.gaussian import make_gaussians
 from metreg.metric.learned import LearnedMetric
 from metreg.metric.multi_gaussian import MultiGaussian
 from metreg.metric.store import MetricFile, load_metric, save_metric
-from metreg.similarity import make_similarity
+from metreg.similarity import Similarity
 from metreg.synthetic import ring_pair
 
 CPU = torch.device("cpu")
@@ -153,7 +153,7 @@ def test_the_whole_energy_passes_the_taylor_test_in_network_and_momenta(what: st
     gamma = model.edges(small, map_grid)
     gaussians = make_gaussians(map_grid, torch.tensor(metric.sigma, dtype=torch.float64), "fourier")
     objective = Objective(
-        make_similarity(SimilaritySettings(name="ncc")), make_settings("paper2d").flow, make_settings("paper2d").solve
+        Similarity(SimilaritySettings(name="ncc")), make_settings("paper2d").flow, make_settings("paper2d").solve
     )
     names = [name for name, _ in model.network.named_parameters()]
     sizes = [p.numel() for p in model.network.parameters()]

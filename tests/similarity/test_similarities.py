@@ -8,7 +8,7 @@ from torch.autograd import gradcheck
 
 from helpers import adjoint_gap, random_field
 from metreg.config import SimilaritySettings
-from metreg.similarity import make_similarity
+from metreg.similarity import Similarity
 from metreg.similarity.lncc import lncc, window_sum
 from metreg.similarity.mi import cubic_b_spline, mutual_information
 from metreg.similarity.ncc import ncc
@@ -144,4 +144,4 @@ def test_settings_name_them_all(name: str) -> None:
 
     a, b = images()
     settings = SimilaritySettings.model_validate({"name": name, "weight": 2.0, "window": 3, "bins": 12})
-    torch.testing.assert_close(make_similarity(settings)(a, b), 2 * ALL[name](a, b))
+    torch.testing.assert_close(Similarity(settings)(a, b), 2 * ALL[name](a, b))

@@ -39,10 +39,10 @@ def test_rings_come_closer_to_the_true_map(preset: str, rings: RingPair) -> None
     assert int(count_folds(result.phi_inv, result.grid)) == 0
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "adam", "lbfgs"])
+@pytest.mark.parametrize("optimiser", ["sgd", "lbfgs"])
 @pytest.mark.parametrize("integrator", ["rk4", "squaring"])
 def test_every_optimiser_lowers_the_energy(optimiser: str, integrator: str, rings: RingPair) -> None:
-    rate = {"sgd": 0.02, "adam": 0.01, "lbfgs": 1.0}[optimiser]
+    rate = {"sgd": 0.02, "lbfgs": 1.0}[optimiser]
     changes = {
         "solve.optimiser": optimiser,
         "solve.learning_rate": rate,

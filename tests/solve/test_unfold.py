@@ -45,6 +45,7 @@ def test_the_price_of_folding_keeps_maps_from_it() -> None:
     source = torch.exp(-(((x - 0.42) / 0.04) ** 2)) + 0.5 * torch.exp(-(((x - 0.58) / 0.04) ** 2))
     target = source.flip(2)
     changes = {"solve.regularity": 0.01, "metric.weights": [0.5, 0.5, 0.0, 0.0], "similarity.name": "ssd"}
+    changes |= {"solve.iterations": [60, 60, 200]}
     folds = []
     for price in (0.0, 1000.0):
         settings = make_settings(changes={**changes, "solve.folding": price})

@@ -12,7 +12,7 @@ from torch import Tensor
 from metreg.fields import determinant, gradient
 from metreg.grid import Grid
 from metreg.interpolate import sample
-from metreg.kernels import is_compiled
+from metreg.kernels import is_compiled, is_fast
 
 SLAB = 16
 """Cells along the first axis that are certified together."""
@@ -71,6 +71,11 @@ def folding(phi: Tensor, grid: Grid, least: float) -> Tensor:
         from metreg.kernels.folding_cpu import FoldingOnCpu
 
         lack: Tensor = FoldingOnCpu.apply(phi, grid, least)  # type: ignore[no-untyped-call]
+        return scale * lack
+    if is_fast(phi):
+        from metreg.kernels.folding_gpu import FoldingOnGpu
+
+        lack = FoldingOnGpu.apply(phi, grid, least)  # type: ignore[no-untyped-call]
         return scale * lack
     return scale * plain_folding(phi, grid, least)
 

@@ -27,7 +27,7 @@ def flow(v: Tensor, grid: Grid, *, integrator: Integrator = "rk4", steps: int = 
     for them. Without it the caller sees to it that `reach` is above the `speed`.
     """
     if adapt:
-        steps = max(steps, needed_steps(float(speed(v, grid)), integrator))
+        steps = max(steps, needed_steps(float(speed(v, grid).max()), integrator))
     if integrator == "squaring":
         return exponentiate(v, grid, steps)
     identity = grid.constant("identity", v, lambda: grid.points(v))
@@ -50,8 +50,8 @@ def exponentiate(v: Tensor, grid: Grid, squarings: int) -> Tensor:
 
 
 def speed(v: Tensor, grid: Grid) -> Tensor:
-    """The largest sum_d |v_d| / h_d, grid cells crossed in unit time, as a tensor of no axes."""
-    return (v.detach().abs() / grid.steps(v)).sum(1).max()
+    """The largest sum_d |v_d| / h_d of each pair, grid cells crossed in unit time, (B,)."""
+    return (v.detach().abs() / grid.steps(v)).sum(1).flatten(1).amax(1)
 
 
 def reach(steps: int, integrator: Integrator) -> float:

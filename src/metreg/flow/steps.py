@@ -39,23 +39,23 @@ def transport_steps(f: Tensor, v: Tensor, grid: Grid, steps: int, order: int) ->
 
 
 class Transport(torch.autograd.Function):
-    """Many steps as one operation, z_d = -dt v_d / (2 h_d). It keeps one map per step and finds the stages again."""
+    """Many steps as one operation, z_d = -dt v_d / (2 h_d). The kernels say what they keep for the way back."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, f: Tensor, z: Tensor, steps: int, order: int) -> Tensor:
         kernels = transport_kernels(f)
         assert kernels is not None
         z = z.contiguous()
-        out, starts = kernels.forward(f.contiguous(), z, steps, order)
-        ctx.save_for_backward(z, starts)
+        out, kept = kernels.forward(f.contiguous(), z, steps, order)
+        ctx.save_for_backward(z, kept)
         ctx.order = order  # type: ignore[attr-defined]
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, p: Tensor) -> tuple[Tensor | None, ...]:
-        z, starts = ctx.saved_tensors  # type: ignore[attr-defined]
+        z, kept = ctx.saved_tensors  # type: ignore[attr-defined]
         kernels = transport_kernels(p)
         assert kernels is not None
-        f_grad, z_grad = kernels.backward(starts, z, p, ctx.order)  # type: ignore[attr-defined]
+        f_grad, z_grad = kernels.backward(kept, z, p, ctx.order)  # type: ignore[attr-defined]
         return f_grad, z_grad, None, None

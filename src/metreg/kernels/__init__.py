@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from typing import Protocol, cast
@@ -14,9 +16,9 @@ class TransportKernels(Protocol):
     """f carried by Taylor steps of z = -dt v / (2 h), and the way back. Fields are (B, C, *S), contiguous."""
 
     def forward(self, f: Tensor, z: Tensor, steps: int, order: int) -> tuple[Tensor, Tensor]:
-        """The map after all steps, and the maps at the start of each, (steps, B, C, *S)."""
+        """The map after all steps, and what the way back needs to know of them."""
 
-    def backward(self, starts: Tensor, z: Tensor, p: Tensor, order: int) -> tuple[Tensor, Tensor]:
+    def backward(self, kept: Tensor, z: Tensor, p: Tensor, order: int) -> tuple[Tensor, Tensor]:
         """The gradients towards f and z of <p, forward(f, z)>."""
 
 
@@ -35,12 +37,26 @@ def transport_kernels(f: Tensor) -> TransportKernels | None:
 
 def is_compiled(f: Tensor) -> bool:
     """Whether the numba kernels take such a tensor."""
-    return f.device.type == "cpu" and _has("numba") and f.dtype in (torch.float32, torch.float64)
+    return f.device.type == "cpu" and f.dtype in (torch.float32, torch.float64) and not _PLAIN and _has("numba")
 
 
 def is_fast(f: Tensor) -> bool:
     """Whether the Triton kernels take such a tensor."""
-    return f.device.type == "cuda" and f.dtype == torch.float32 and _has("triton")
+    return f.device.type == "cuda" and f.dtype == torch.float32 and not _PLAIN and _has("triton")
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Within it no fast path is taken, so that it can be measured against."""
+    global _PLAIN
+    before, _PLAIN = _PLAIN, True
+    try:
+        yield
+    finally:
+        _PLAIN = before
+
+
+_PLAIN = False
 
 
 @cache

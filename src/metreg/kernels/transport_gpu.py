@@ -1,8 +1,10 @@
-"""The transport on a GPU in Triton: one launch for a stage, one for its adjoint. In 2-D there is one slab, n0 = 1."""
+"""The transport on a GPU in Triton: one launch for a stage, one for its adjoint. In 2-D there is one slab, n0 = 1.
+
+Maps are small beside a GPU's memory: all stages are kept, none is found again on the way back.
+"""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -10,140 +12,206 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 256
+TILES = {2: (1, 8, 32), 3: (2, 4, 32)}
+"""Points of one block along three axes, in 2-D and 3-D: neighbours are read once for many."""
 
 
 def forward(f: Tensor, z: Tensor, steps: int, order: int) -> tuple[Tensor, Tensor]:
-    starts, scratch = f.new_empty(steps, *f.shape), f.new_empty(2, *f.shape)
-    starts[0] = f
-    out = torch.empty_like(f)
+    """It keeps what goes into every stage of every step, (steps, order, B, C, *S)."""
+    stages, out = f.new_empty(steps, order, *f.shape), torch.empty_like(f)
+    stages[0, 0] = f
     for t in range(steps):
-        g = starts[t]
-        for k in range(order, 0, -1):
-            into = scratch[k % 2] if k > 1 else (starts[t + 1] if t + 1 < steps else out)
-            _launch(_stage, f, starts[t], g, z, into, 1 / k)
-            g = into
-    return out, starts
+        for j in range(order):
+            into = stages[t, j + 1] if j + 1 < order else stages[t + 1, 0] if t + 1 < steps else out
+            _launch(_stage, f, stages[t, 0], stages[t, j], z, into, 1 / (order - j))
+    return out, stages
 
 
-def backward(starts: Tensor, z: Tensor, p: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    p, z_grad = p.contiguous(), torch.zeros_like(z)
-    stages, scratch, totals = (p.new_empty(count, *p.shape) for count in (order - 1, 2, 2))
-    for t in range(len(starts) - 1, -1, -1):
-        f = starts[t]
-        for k in range(order, 1, -1):  # the stages of the step once more: stages[k - 2] is what comes out of stage k
-            _launch(_stage, f, f, f if k == order else stages[k - 1], z, stages[k - 2], 1 / k)
-        q, total = p, totals[t % 2]
+def backward(stages: Tensor, z: Tensor, p: Tensor, order: int) -> tuple[Tensor, Tensor]:
+    """A step back is a chain of adjoint stages, then one launch that adds up what they give to p and to z."""
+    z_grad, chain, spare = torch.zeros_like(z), p.new_empty(order + 1, *p.shape), torch.empty_like(p)
+    chain[0] = p
+    for t in range(len(stages) - 1, -1, -1):
         for k in range(1, order + 1):
-            g, q_next = f if k == order else stages[k - 1], scratch[k % 2]
-            _launch(_adjoint_stage, p, q, g, z, q_next, p if k == 1 else total, total, z_grad, 1 / k)
-            q = q_next
-        p = total
-    return p, z_grad
+            _launch(_adjoint_stage, p, chain[k - 1], z, chain[k], 1 / k)
+        into = chain[0] if t else spare
+        _launch(_add_up, p, chain, stages[t], into, z_grad, p.numel(), ORDER=order)
+    return spare, z_grad
 
 
-def _launch(kernel: Any, like: Tensor, *arguments: Any) -> None:
+def _launch(kernel: Any, like: Tensor, *arguments: Any, **constants: int) -> None:
     batch, channels, *shape = like.shape
     n0, n1, n2 = [1] * (3 - len(shape)) + shape
-    grid = (triton.cdiv(math.prod(shape), BLOCK), batch)
-    kernel[grid](*arguments, n0, n1, n2, CHANNELS=channels, AXES=len(shape), BLOCK=BLOCK)
+    t0, t1, t2 = TILES[len(shape)]
+    blocks = triton.cdiv(n0, t0) * triton.cdiv(n1, t1) * triton.cdiv(n2, t2)
+    kernel[blocks, batch](*arguments, n0, n1, n2, CHANNELS=channels, AXES=len(shape), T0=t0, T1=t1, T2=t2, **constants)
 
 
 @triton.jit
-def _stage(f, g, z, out, scale, n0, n1, n2, CHANNELS: tl.constexpr, AXES: tl.constexpr, BLOCK: tl.constexpr):
-    """out = f + scale sum_d z_d difference_d(g)."""
-    size = n0 * n1 * n2
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < size
-    pair = tl.program_id(1).to(tl.int64)
-    z += pair * AXES * size + at
-    field = pair * CHANNELS * size + at
-    for c in tl.static_range(CHANNELS):
-        here = field + c * size
-        value = tl.load(f + here, mask=inside)
-        for d in tl.static_range(AXES):
-            stride, low, high, weight = _neighbours(at, d + 3 - AXES, n0, n1, n2)
-            slope = tl.load(g + here + high * stride, mask=inside) - tl.load(g + here - low * stride, mask=inside)
-            value += scale * weight * tl.load(z + d * size, mask=inside) * slope
-        tl.store(out + here, value, mask=inside)
+def place(n0, n1, n2, T0: tl.constexpr, T1: tl.constexpr, T2: tl.constexpr):
+    """Indices along three axes of the points of this program's tile, where they lie in memory, and which there are."""
+    blocks1, blocks2 = tl.cdiv(n1, T1), tl.cdiv(n2, T2)
+    block = tl.program_id(0)
+    lane = tl.arange(0, T0 * T1 * T2)
+    i = block // (blocks1 * blocks2) * T0 + lane // (T1 * T2)
+    j = block // blocks2 % blocks1 * T1 + lane // T2 % T1
+    k = block % blocks2 * T2 + lane % T2
+    return i, j, k, (i * n1 + j) * n2 + k, (i < n0) & (j < n1) & (k < n2)
 
 
 @triton.jit
-def _adjoint_stage(
-    q,
+def _stage(
+    f,
     g,
     z,
-    q_next,
-    total_in,
-    total_out,
-    z_grad,
+    out,
     scale,
     n0,
     n1,
     n2,
     CHANNELS: tl.constexpr,
     AXES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    T0: tl.constexpr,
+    T1: tl.constexpr,
+    T2: tl.constexpr,
 ):
-    """q_next = scale sum_d difference_d^T (z_d q), total += q_next, z_grad_d += scale sum_c q difference_d(g)."""
+    """out = f + scale sum_d z_d difference_d(g)."""
     size = n0 * n1 * n2
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < size
+    i, j, k, at, inside = place(n0, n1, n2, T0, T1, T2)
     pair = tl.program_id(1).to(tl.int64)
     z += pair * AXES * size + at
-    z_grad += pair * AXES * size + at
     field = pair * CHANNELS * size + at
+    low1, high1, weight1 = _neighbours(j, n1)
+    low2, high2, weight2 = _neighbours(k, n2)
+    z1 = scale * weight1 * tl.load(z + (AXES - 2) * size, mask=inside, other=0.0)
+    z2 = scale * weight2 * tl.load(z + (AXES - 1) * size, mask=inside, other=0.0)
+    if AXES == 3:
+        low0, high0, weight0 = _neighbours(i, n0)
+        z0 = scale * weight0 * tl.load(z, mask=inside, other=0.0)
     for c in tl.static_range(CHANNELS):
         here = field + c * size
-        value = tl.zeros((BLOCK,), tl.float32)
-        for d in tl.static_range(AXES):
-            stride, low, high, _ = _neighbours(at, d + 3 - AXES, n0, n1, n2)
-            before, middle, after = _adjoint_weights(at, d + 3 - AXES, n0, n1, n2)
-            z_d = z + d * size
-            value += before * _product(z_d - low * stride, q + here - low * stride, inside)
-            value -= after * _product(z_d + high * stride, q + here + high * stride, inside)
-            value += middle * _product(z_d, q + here, inside)
-        value *= scale
-        tl.store(q_next + here, value, mask=inside)
-        tl.store(total_out + here, tl.load(total_in + here, mask=inside) + value, mask=inside)
-    for d in tl.static_range(AXES):
-        stride, low, high, weight = _neighbours(at, d + 3 - AXES, n0, n1, n2)
-        gradient = tl.load(z_grad + d * size, mask=inside)
-        for c in tl.static_range(CHANNELS):
-            here = field + c * size
-            slope = tl.load(g + here + high * stride, mask=inside) - tl.load(g + here - low * stride, mask=inside)
-            gradient += scale * weight * tl.load(q + here, mask=inside) * slope
-        tl.store(z_grad + d * size, gradient, mask=inside)
+        value = tl.load(f + here, mask=inside, other=0.0)
+        value += z1 * _slope(g + here, low1 * n2, high1 * n2, inside) + z2 * _slope(g + here, low2, high2, inside)
+        if AXES == 3:
+            value += z0 * _slope(g + here, low0 * n1 * n2, high0 * n1 * n2, inside)
+        tl.store(out + here, value, mask=inside)
 
 
 @triton.jit
-def _position(at, axis: tl.constexpr, n0, n1, n2):
-    """Distance between neighbours along an axis, index along it, and its length."""
-    if axis == 0:
-        return n1 * n2, at // (n1 * n2), n0
-    elif axis == 1:
-        return n2, (at // n2) % n1, n1
-    else:
-        return 1, at % n2, n2
+def _adjoint_stage(
+    q,
+    z,
+    out,
+    scale,
+    n0,
+    n1,
+    n2,
+    CHANNELS: tl.constexpr,
+    AXES: tl.constexpr,
+    T0: tl.constexpr,
+    T1: tl.constexpr,
+    T2: tl.constexpr,
+):
+    """out = scale sum_d difference_d^T (z_d q)."""
+    size = n0 * n1 * n2
+    i, j, k, at, inside = place(n0, n1, n2, T0, T1, T2)
+    pair = tl.program_id(1).to(tl.int64)
+    z += pair * AXES * size + at
+    field = pair * CHANNELS * size + at
+    low1, high1, before1, middle, after1 = _spread(z + (AXES - 2) * size, j, n1, n2, inside)
+    low2, high2, before2, middle2, after2 = _spread(z + (AXES - 1) * size, k, n2, 1, inside)
+    middle += middle2
+    if AXES == 3:
+        low0, high0, before0, middle0, after0 = _spread(z, i, n0, n1 * n2, inside)
+        middle += middle0
+    at_border = inside & (middle != 0)
+    for c in tl.static_range(CHANNELS):
+        here = q + field + c * size
+        value = middle * tl.load(here, mask=at_border, other=0.0)
+        value += before1 * tl.load(here - low1, mask=inside, other=0.0) - after1 * tl.load(
+            here + high1, mask=inside, other=0.0
+        )
+        value += before2 * tl.load(here - low2, mask=inside, other=0.0) - after2 * tl.load(
+            here + high2, mask=inside, other=0.0
+        )
+        if AXES == 3:
+            value += before0 * tl.load(here - low0, mask=inside, other=0.0)
+            value -= after0 * tl.load(here + high0, mask=inside, other=0.0)
+        tl.store(out + field + c * size, scale * value, mask=inside)
 
 
 @triton.jit
-def _neighbours(at, axis: tl.constexpr, n0, n1, n2):
-    """Distance between neighbours, steps to the ones before and after (0 at an end), factor of their difference."""
-    stride, i, n = _position(at, axis, n0, n1, n2)
+def _add_up(
+    chain,
+    stages,
+    out,
+    z_grad,
+    field_size,
+    n0,
+    n1,
+    n2,
+    CHANNELS: tl.constexpr,
+    AXES: tl.constexpr,
+    T0: tl.constexpr,
+    T1: tl.constexpr,
+    T2: tl.constexpr,
+    ORDER: tl.constexpr,
+):
+    """out = sum_k q_k,  z_grad_d += sum_k 1/k sum_c q_(k-1) difference_d(g_k), g_k what went into stage k."""
+    size = n0 * n1 * n2
+    i, j, k, at, inside = place(n0, n1, n2, T0, T1, T2)
+    pair = tl.program_id(1).to(tl.int64)
+    z_grad += pair * AXES * size + at
+    field = pair * CHANNELS * size + at
+    step = field_size.to(tl.int64)
+    low1, high1, weight1 = _neighbours(j, n1)
+    low2, high2, weight2 = _neighbours(k, n2)
+    by_z1 = tl.zeros((T0 * T1 * T2,), tl.float32)
+    by_z0, by_z2 = by_z1, by_z1
+    if AXES == 3:
+        low0, high0, weight0 = _neighbours(i, n0)
+    for c in tl.static_range(CHANNELS):
+        here = field + c * size
+        total = tl.load(chain + ORDER * step + here, mask=inside, other=0.0)
+        for stage in tl.static_range(ORDER):  # its scale is 1 / (stage + 1)
+            q = tl.load(chain + stage * step + here, mask=inside, other=0.0)
+            total += q
+            q *= 1.0 / (stage + 1)
+            g = stages + (ORDER - 1 - stage) * step + here
+            by_z1 += q * _slope(g, low1 * n2, high1 * n2, inside)
+            by_z2 += q * _slope(g, low2, high2, inside)
+            if AXES == 3:
+                by_z0 += q * _slope(g, low0 * n1 * n2, high0 * n1 * n2, inside)
+        tl.store(out + here, total, mask=inside)
+    _add(z_grad + (AXES - 2) * size, weight1 * by_z1, inside)
+    _add(z_grad + (AXES - 1) * size, weight2 * by_z2, inside)
+    if AXES == 3:
+        _add(z_grad, weight0 * by_z0, inside)
+
+
+@triton.jit
+def _add(into, value, inside):
+    tl.store(into, tl.load(into, mask=inside, other=0.0) + value, mask=inside)
+
+
+@triton.jit
+def _slope(g, before, after, inside):
+    """The difference of the values so many places after and before."""
+    return tl.load(g + after, mask=inside, other=0.0) - tl.load(g - before, mask=inside, other=0.0)
+
+
+@triton.jit
+def _neighbours(i, n):
+    """Steps to the points before and after i (0 at an end), and the factor of their difference."""
     low, high = (i > 0).to(tl.int32), (i < n - 1).to(tl.int32)
-    return stride, low, high, tl.where(low + high == 2, 1.0, 2.0)
+    return low, high, tl.where(low + high == 2, 1.0, 2.0)
 
 
 @triton.jit
-def _adjoint_weights(at, axis: tl.constexpr, n0, n1, n2):
-    """What the values before, at and after count in the adjoint of the difference (the last one is subtracted)."""
-    _, i, n = _position(at, axis, n0, n1, n2)
-    before = tl.where(i == 0, 0.0, tl.where(i == 1, 2.0, 1.0))
-    after = tl.where(i == n - 1, 0.0, tl.where(i == n - 2, 2.0, 1.0))
-    return before, tl.where(i == 0, -2.0, tl.where(i == n - 1, 2.0, 0.0)), after
-
-
-@triton.jit
-def _product(a, b, inside):
-    return tl.load(a, mask=inside, other=0.0) * tl.load(b, mask=inside, other=0.0)
+def _spread(z, i, n, stride, inside):
+    """Along one axis: the way to the points before and after, and what z makes of the values before, at and after."""
+    low, high = (i > 0).to(tl.int32) * stride, (i < n - 1).to(tl.int32) * stride
+    before = tl.where(i == 0, 0.0, tl.where(i == 1, 2.0, 1.0)) * tl.load(z - low, mask=inside, other=0.0)
+    after = tl.where(i == n - 1, 0.0, tl.where(i == n - 2, 2.0, 1.0)) * tl.load(z + high, mask=inside, other=0.0)
+    end = inside & ((i == 0) | (i == n - 1))
+    return low, high, before, tl.where(i == 0, -2.0, 2.0) * tl.load(z, mask=end, other=0.0), after

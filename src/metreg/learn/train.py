@@ -25,9 +25,10 @@ from metreg.learn.momenta import Home, Momenta, choose_home
 from metreg.metric.gaussian import make_gaussians
 from metreg.metric.learned import LearnedMetric
 from metreg.metric.multi_gaussian import MultiGaussian, border_window
-from metreg.similarity import make_similarity
+from metreg.similarity import Similarity
 from metreg.solve.multiscale import map_grid_of
-from metreg.solve.optimise import TimeSteps, clip_each, nesterov_step
+from metreg.solve.optimise import clip_each, nesterov_step
+from metreg.solve.timesteps import TimeSteps
 
 GLOBAL, LOCAL = 0, 1
 """The two stages."""
@@ -156,7 +157,7 @@ class _Training:
         sigma = torch.tensor(settings.metric.sigma, device=device)
         self.gaussians = make_gaussians(self.map_grid, sigma, settings.metric.realisation)
         self.tau = border_window(self.map_grid, settings.metric.window, like) if settings.metric.window else None
-        similarity = make_similarity(settings.similarity)
+        similarity = Similarity(settings.similarity)
         self.objective = Objective(similarity, settings.flow, settings.solve)
         self.time_steps = TimeSteps(settings.flow, like)
         self.rate_scale, self.sums = torch.ones((), device=device), torch.zeros(len(Energy._fields), device=device)

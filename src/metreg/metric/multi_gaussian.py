@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from metreg.grid import Grid
-from metreg.metric.gaussian import Gaussians
+from metreg.kernels import is_fast
+from metreg.metric.gaussian import Gaussians, SeparableGaussians
 
 
 def default_weights(sigma: Tensor) -> Tensor:
@@ -40,6 +41,11 @@ class MultiGaussian:
 
     def sharp(self, m: Tensor) -> Tensor:
         w = self.at(m).w
+        if is_fast(m) and isinstance(self.gaussians, SeparableGaussians):
+            from metreg.kernels.smooth_gpu import Sharp
+
+            sharp: Tensor = Sharp.apply(m, w, self.tau, self.gaussians.matrices)  # type: ignore[no-untyped-call]
+            return sharp
         if self.tau is not None:
             m = self.tau * m
         if w.dim() == 1:

@@ -1,37 +1,44 @@
-"""Image similarities. Each is a callable `similarity(warped, target, mask) -> (B,)`, smaller is better, never negative."""
+"""Image similarities: smaller is better, never negative."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 from torch import Tensor
 
 from metreg.config import SimilaritySettings
+from metreg.grid import Grid
+from metreg.interpolate import warp
+from metreg.kernels import is_fast
 from metreg.similarity.lncc import Lncc
 from metreg.similarity.mi import mutual_information
-from metreg.similarity.ncc import ncc
+from metreg.similarity.ncc import TINY, ncc
 from metreg.similarity.ssd import ssd
 
 
-class Similarity(Protocol):
+class Similarity:
+    """The dissimilarity that the settings name, times its weight."""
+
+    def __init__(self, settings: SimilaritySettings) -> None:
+        self.settings = settings
+        self.local = Lncc(settings.window, settings.kernel)
+
     def __call__(self, warped: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Dissimilarity of each pair.  warped, target (B, C, *S), mask (B, 1, *S) of weights in [0, 1] -> (B,)."""
-
-
-def make_similarity(settings: SimilaritySettings) -> Similarity:
-    """The similarity that the settings name, times its weight."""
-    local = Lncc(settings.window, settings.kernel)
-
-    def similarity(warped: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-        match settings.name:
+        """Of each pair.  warped, target (B, C, *S), mask (B, 1, *S) of weights in [0, 1] -> (B,)."""
+        match self.settings.name:
             case "ssd":
                 value = ssd(warped, target, mask)
             case "ncc":
                 value = ncc(warped, target, mask)
             case "lncc":
-                value = local(warped, target, mask)
+                value = self.local(warped, target, mask)
             case "mi":
-                value = mutual_information(warped, target, mask, bins=settings.bins)
-        return settings.weight * value
+                value = mutual_information(warped, target, mask, bins=self.settings.bins)
+        return self.settings.weight * value
 
-    return similarity
+    def of_map(self, source: Tensor, phi_inv: Tensor, target: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
+        """Of I0 o phi_inv and the target on `grid`; the map (B, D, *C) may live on a coarser grid of the same box."""
+        if self.settings.name == "ncc" and is_fast(phi_inv) and source.shape[1] == 1 and not source.requires_grad:
+            from metreg.kernels.warp_gpu import WarpedNcc
+
+            value: Tensor = WarpedNcc.apply(source, phi_inv, target, mask, grid, TINY)  # type: ignore[no-untyped-call]
+            return self.settings.weight * value
+        return self(warp(source, phi_inv, grid), target, mask)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from metreg.interpolate import along_axis
-from metreg.kernels import is_compiled
+from metreg.kernels import is_compiled, is_fast
 from metreg.metric.gaussian import gaussian_matrix
 
 Kernel = Literal["box", "gaussian"]
@@ -75,7 +75,13 @@ class Lncc:
         self.facts = self.b = self.total = torch.empty(0)
 
     def __call__(self, warped: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-        if self.kernel != "box" or not is_compiled(warped) or warped.shape[1] != 1 or target.dtype != warped.dtype:
+        simple = self.kernel == "box" and warped.shape[1] == 1 and target.dtype == warped.dtype
+        if simple and is_fast(warped):
+            from metreg.kernels.lncc_gpu import LnccOnGpu
+
+            found: Tensor = LnccOnGpu.apply(warped, target, mask, self.window, TINY, FLAT)  # type: ignore[no-untyped-call]
+            return found
+        if not simple or not is_compiled(warped):
             return lncc(warped, target, mask, window=self.window, kernel=self.kernel)
         from metreg.kernels.lncc_cpu import LnccOnCpu
 

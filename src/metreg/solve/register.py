@@ -18,7 +18,7 @@ from metreg.interpolate import downsample, upsample
 from metreg.metric.gaussian import make_gaussians
 from metreg.metric.multi_gaussian import MultiGaussian, border_window, default_weights
 from metreg.metric.simplex import to_simplex
-from metreg.similarity import make_similarity
+from metreg.similarity import Similarity
 from metreg.solve.multiscale import Level, levels
 from metreg.solve.optimise import minimise
 from metreg.solve.result import Record, Registration
@@ -55,7 +55,7 @@ def register_pair(
 
     for level in levels(source, target, grid, settings, mask=mask):
         scene = level.scene
-        similarity = make_similarity(settings.similarity)
+        similarity = Similarity(settings.similarity)
         objective = Objective(similarity, settings.flow, settings.solve)
         m = zero_momentum(scene.map_grid, source) if m is None else upsample(m, scene.map_grid)
 

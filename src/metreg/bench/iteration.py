@@ -1,0 +1,197 @@
+"""What one iteration costs: forward, and backward to momentum and weights, on smooth random images of any size."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from metreg.config import FlowSettings, MetricSettings, SimilaritySettings, SolveSettings
+from metreg.energy import Objective, Scene
+from metreg.flow.stationary import flow
+from metreg.grid import Grid
+from metreg.kernels import plain_torch
+from metreg.kernels.replay import Replay
+from metreg.metric.simplex import to_simplex
+from metreg.similarity import Similarity
+from metreg.solve.multiscale import map_grid_of
+from metreg.solve.register import make_metric
+
+COPY_BYTES = 2**28
+"""Of the copy that tells how fast memory is."""
+FLOAT = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """The work of one iteration. The defaults are the paper's in 3-D."""
+
+    shape: tuple[int, ...] = (229, 193, 193)
+    map_factor: float = 0.4
+    similarity: Literal["ssd", "ncc", "lncc", "mi"] = "ncc"
+    window: int = 5
+    """Of lncc."""
+    steps: int = 10
+    gaussians: int = 4
+    realisation: Literal["separable", "fourier"] = "separable"
+    batch: int = 1
+    folding: float = 0.0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds: median and quartiles of repeated runs."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, milliseconds: list[float]) -> Timing:
+        low, median, high = statistics.quantiles(milliseconds, n=4)
+        return cls(round(median, 4), round(low, 4), round(high, 4))
+
+
+class Iteration:
+    """The tensors of a case, and the works that can be done on them."""
+
+    def __init__(self, case: Case, device: torch.device) -> None:
+        self.case = case
+        generator = torch.Generator().manual_seed(0)
+        grid = Grid.unit_cube(case.shape)
+        self.map_grid = map_grid_of(grid, case.map_factor)
+        sizes = (case.batch, len(case.shape), *self.map_grid.shape)
+        like = torch.empty(0, device=device)
+        images = [_smooth_noise(case, generator).to(device) for _ in range(2)]
+        self.scene = Scene(images[0], images[1], grid, self.map_grid)
+        sigma = (0.01, 0.05, 0.1, 0.2) if case.gaussians == 4 else tuple(0.2 * 0.6**i for i in range(case.gaussians))
+        settings = MetricSettings(sigma=tuple(sorted(sigma)), realisation=case.realisation)
+        noise = torch.randn(case.batch, case.gaussians, *self.map_grid.shape, generator=generator).to(device)
+        self.w = to_simplex(0.25 + 0.05 * noise).requires_grad_()
+        self.metric = make_metric(self.map_grid, settings, like=like, weights=self.w.detach())
+        self.metric.weights = self.w
+        self.m = (0.2 * torch.randn(sizes, generator=generator)).to(device).requires_grad_()
+        self.similarity = Similarity(SimilaritySettings(name=case.similarity, window=case.window))
+        solve = SolveSettings(regularity=1.0, folding=case.folding)
+        self.objective = Objective(self.similarity, FlowSettings(steps=case.steps), solve)
+        self.v = self.metric.sharp(self.m).detach().requires_grad_()
+        self.phi_inv = self._flow().detach().requires_grad_()
+        self.p = torch.randn(sizes, generator=generator).to(device)
+
+    def _flow(self) -> Tensor:
+        return flow(self.v, self.map_grid, steps=self.case.steps, adapt=False)
+
+    def whole(self) -> None:
+        energy = self.objective.at(self.m, self.metric, self.scene, steps=self.case.steps).energy
+        torch.autograd.grad(energy.total().sum(), (self.m, self.w))
+
+    def smoothing(self) -> None:
+        torch.autograd.grad(self.metric.sharp(self.m), (self.m, self.w), self.p)
+
+    def transport(self) -> None:
+        torch.autograd.grad(self._flow(), self.v, self.p)
+
+    def comparison(self) -> None:
+        scene = self.scene
+        value = self.similarity.of_map(scene.source, self.phi_inv, scene.target, scene.grid)
+        torch.autograd.grad(value.sum(), self.phi_inv)
+
+    def least_bytes(self) -> int:
+        """What the kernels of an iteration read and write at least, each tensor of theirs counted once."""
+        case, nodes, axes = self.case, self.map_grid.points(self.p).numel() // len(self.case.shape), len(self.case.shape)
+        voxels = self.scene.source[0].numel()
+        forward, backward = 4 * axes, 8 * axes  # f, g, z to out; q, g, z, totals, gradient to q, totals, gradient
+        flow_values = case.steps * 4 * (forward + backward) * nodes
+        smooth_values = 2 * 2 * axes * case.gaussians * axes * nodes
+        image_values = (4 if case.similarity == "ncc" else 38) * voxels + 4 * axes * nodes
+        return FLOAT * case.batch * (flow_values + smooth_values + image_values)
+
+
+def _smooth_noise(case: Case, generator: torch.Generator) -> Tensor:
+    small = torch.rand(case.batch, 1, *[max(4, n // 12) for n in case.shape], generator=generator)
+    mode = {2: "bilinear", 3: "trilinear"}[len(case.shape)]
+    return torch.nn.functional.interpolate(small, size=case.shape, mode=mode, align_corners=True)
+
+
+def measure(work: Callable[[], None], device: torch.device, repeats: int, *, record: bool = True) -> Timing:
+    """Repeated runs after a warm-up, on a GPU recorded once and replayed unless told otherwise."""
+    again: Callable[[], None] = Replay(work, device) if record else work
+    for _ in range(4 if record else 1):
+        again()
+    found = []
+    for _ in range(repeats):
+        if device.type == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            again()
+            end.record()
+            torch.cuda.synchronize(device)
+            found.append(start.elapsed_time(end))
+        else:
+            begin = time.perf_counter()
+            again()
+            found.append(1000 * (time.perf_counter() - begin))
+    return Timing.of(found)
+
+
+def copy_bandwidth(device: torch.device, repeats: int) -> float:
+    """Bytes a second that a plain copy reads and writes."""
+    source = torch.ones(COPY_BYTES // FLOAT, device=device)
+    into = torch.empty_like(source)
+
+    def copy() -> None:
+        into.copy_(source)
+
+    return 2 * COPY_BYTES / (measure(copy, device, repeats).median / 1000)
+
+
+def bench_iteration(case: Case, device: torch.device, *, repeats: int, plain_repeats: int) -> dict[str, Any]:
+    """The whole iteration, its parts, its memory, and the same in plain torch (0 repeats: not that)."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    iteration = Iteration(case, device)
+    parts = {"whole": iteration.whole, "smoothing": iteration.smoothing, "flow": iteration.transport}
+    parts["comparison"] = iteration.comparison
+    found: dict[str, Any] = {"case": asdict(case)}
+    found["map"] = list(iteration.map_grid.shape)
+    for name, work in parts.items():
+        found[name] = asdict(measure(work, device, repeats))
+        if name == "whole" and device.type == "cuda":
+            found["peak_memory_mib"] = round(torch.cuda.max_memory_allocated(device) / 2**20)
+    found["least_bytes"] = iteration.least_bytes()
+    if plain_repeats:
+        with plain_torch():
+            found["plain"] = asdict(measure(iteration.whole, device, plain_repeats, record=False))
+        found["plain_over_fast"] = round(found["plain"]["median"] / found["whole"]["median"], 1)
+    return found
+
+
+def scaling(case: Case, device: torch.device, *, repeats: int, sizes: tuple[int, ...]) -> dict[str, list[dict[str, Any]]]:
+    """How the cost grows with one thing at a time."""
+    cubes = [replace(case, shape=(n,) * len(case.shape)) for n in sizes]
+    base = cubes[len(cubes) // 2]
+    cases = {
+        "voxels": cubes,
+        "batch": [replace(base, batch=count) for count in (1, 2, 4, 8)],
+        "gaussians": [replace(base, gaussians=count) for count in (1, 2, 4, 8)],
+        "steps": [replace(base, steps=count) for count in (5, 10, 20, 40)],
+    }
+    return {
+        what: [
+            {
+                "voxels": case.batch * Iteration(case, device).scene.source[0].numel(),
+                "batch": case.batch,
+                "gaussians": case.gaussians,
+                "steps": case.steps,
+                **asdict(measure(Iteration(case, device).whole, device, repeats)),
+            }
+            for case in row
+        ]
+        for what, row in cases.items()
+    }
