@@ -47,15 +47,15 @@ class Transport(torch.autograd.Function):
         assert kernels is not None
         z = z.contiguous()
         out, kept = kernels.forward(f.contiguous(), z, steps, order)
-        ctx.save_for_backward(z, kept)
+        ctx.save_for_backward(z, *kept)
         ctx.order = order  # type: ignore[attr-defined]
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, p: Tensor) -> tuple[Tensor | None, ...]:
-        z, kept = ctx.saved_tensors  # type: ignore[attr-defined]
+        z, *kept = ctx.saved_tensors  # type: ignore[attr-defined]
         kernels = transport_kernels(p)
         assert kernels is not None
-        f_grad, z_grad = kernels.backward(kept, z, p, ctx.order)  # type: ignore[attr-defined]
+        f_grad, z_grad = kernels.backward(tuple(kept), z, p, ctx.order)  # type: ignore[attr-defined]
         return f_grad, z_grad, None, None

@@ -15,10 +15,10 @@ from torch import Tensor
 class TransportKernels(Protocol):
     """f carried by Taylor steps of z = -dt v / (2 h), and the way back. Fields are (B, C, *S), contiguous."""
 
-    def forward(self, f: Tensor, z: Tensor, steps: int, order: int) -> tuple[Tensor, Tensor]:
+    def forward(self, f: Tensor, z: Tensor, steps: int, order: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The map after all steps, and what the way back needs to know of them."""
 
-    def backward(self, kept: Tensor, z: Tensor, p: Tensor, order: int) -> tuple[Tensor, Tensor]:
+    def backward(self, kept: tuple[Tensor, ...], z: Tensor, p: Tensor, order: int) -> tuple[Tensor, Tensor]:
         """The gradients towards f and z of <p, forward(f, z)>."""
 
 

@@ -22,20 +22,21 @@ LITTLE = 10_000
 """So many numbers in a map are little work."""
 
 
-def forward(f: Tensor, z: Tensor, steps: int, order: int) -> tuple[Tensor, Tensor]:
+def forward(f: Tensor, z: Tensor, steps: int, order: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """It keeps the map at the start of every step; the stages are found again on the way back."""
     shape = f.shape
     f, z = with_slabs(f), with_slabs(z)
     starts, out = f.new_empty(steps, *f.shape), torch.empty_like(f)
     starts[0] = f
     with Threads(f):
         _forward(starts.numpy(), out.numpy(), z.numpy(), f.new_empty(2, *f.shape).numpy(), order)
-    return out.view(shape), starts.view(steps, *shape)
+    return out.view(shape), (starts.view(steps, *shape),)
 
 
-def backward(starts: Tensor, z: Tensor, p: Tensor, order: int) -> tuple[Tensor, Tensor]:
+def backward(kept: tuple[Tensor, ...], z: Tensor, p: Tensor, order: int) -> tuple[Tensor, Tensor]:
     shape, z_shape = p.shape, z.shape
     p, z = with_slabs(p).clone(), with_slabs(z)
-    starts, z_grad = starts.view(len(starts), *p.shape), torch.zeros_like(z)
+    starts, z_grad = kept[0].view(-1, *p.shape), torch.zeros_like(z)
     stages, q = p.new_empty(order - 1, *p.shape), p.new_empty(2, *p.shape)
     with Threads(p):
         _backward(starts.numpy(), z.numpy(), p.numpy(), z_grad.numpy(), stages.numpy(), q.numpy(), order)

@@ -14,29 +14,36 @@ from torch import Tensor
 
 TILES = {2: (1, 8, 32), 3: (2, 4, 32)}
 """Points of one block along three axes, in 2-D and 3-D: neighbours are read once for many."""
+WARPS = 4
+"""Of one block."""
 
 
-def forward(f: Tensor, z: Tensor, steps: int, order: int) -> tuple[Tensor, Tensor]:
-    """It keeps what goes into every stage of every step, (steps, order, B, C, *S)."""
-    stages, out = f.new_empty(steps, order, *f.shape), torch.empty_like(f)
-    stages[0, 0] = f
+def forward(f: Tensor, z: Tensor, steps: int, order: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """It keeps what comes out of every stage of every step, (steps, order, B, C, *S); the last is the map."""
+    stages = f.new_empty(steps, order, *f.shape)
+    start = f
     for t in range(steps):
+        g = start
         for j in range(order):
-            into = stages[t, j + 1] if j + 1 < order else stages[t + 1, 0] if t + 1 < steps else out
-            _launch(_stage, f, stages[t, 0], stages[t, j], z, into, 1 / (order - j))
-    return out, stages
+            _launch(_stage, f, start, g, z, stages[t, j], 1 / (order - j))
+            g = stages[t, j]
+        start = g
+    return start, (f, stages)
 
 
-def backward(stages: Tensor, z: Tensor, p: Tensor, order: int) -> tuple[Tensor, Tensor]:
+def backward(kept: tuple[Tensor, ...], z: Tensor, p: Tensor, order: int) -> tuple[Tensor, Tensor]:
     """A step back is a chain of adjoint stages, then one launch that adds up what they give to p and to z."""
-    z_grad, chain, spare = torch.zeros_like(z), p.new_empty(order + 1, *p.shape), torch.empty_like(p)
-    chain[0] = p
-    for t in range(len(stages) - 1, -1, -1):
+    f, stages = kept
+    p = p.contiguous()
+    z_grad, chain, sums = torch.empty_like(z), p.new_empty(order, *p.shape), p.new_empty(2, *p.shape)
+    steps = len(stages)
+    for t in range(steps - 1, -1, -1):
         for k in range(1, order + 1):
-            _launch(_adjoint_stage, p, chain[k - 1], z, chain[k], 1 / k)
-        into = chain[0] if t else spare
-        _launch(_add_up, p, chain, stages[t], into, z_grad, p.numel(), ORDER=order)
-    return spare, z_grad
+            _launch(_adjoint_stage, p, chain[k - 2] if k > 1 else p, z, chain[k - 1], 1 / k)
+        start = stages[t - 1, -1] if t else f
+        _launch(_add_up, p, p, chain, start, stages[t], sums[t % 2], z_grad, p.numel(), ORDER=order, FIRST=t == steps - 1)
+        p = sums[t % 2]
+    return p, z_grad
 
 
 def _launch(kernel: Any, like: Tensor, *arguments: Any, **constants: int) -> None:
@@ -44,7 +51,7 @@ def _launch(kernel: Any, like: Tensor, *arguments: Any, **constants: int) -> Non
     n0, n1, n2 = [1] * (3 - len(shape)) + shape
     t0, t1, t2 = TILES[len(shape)]
     blocks = triton.cdiv(n0, t0) * triton.cdiv(n1, t1) * triton.cdiv(n2, t2)
-    kernel[blocks, batch](*arguments, n0, n1, n2, CHANNELS=channels, AXES=len(shape), T0=t0, T1=t1, T2=t2, **constants)
+    kernel[blocks, batch](*arguments, n0, n1, n2, CHANNELS=channels, AXES=len(shape), T0=t0, T1=t1, T2=t2, num_warps=WARPS, **constants)
 
 
 @triton.jit
@@ -142,7 +149,9 @@ def _adjoint_stage(
 
 @triton.jit
 def _add_up(
+    p,
     chain,
+    start,
     stages,
     out,
     z_grad,
@@ -156,8 +165,9 @@ def _add_up(
     T1: tl.constexpr,
     T2: tl.constexpr,
     ORDER: tl.constexpr,
+    FIRST: tl.constexpr,
 ):
-    """out = sum_k q_k,  z_grad_d += sum_k 1/k sum_c q_(k-1) difference_d(g_k), g_k what went into stage k."""
+    """out = sum_k q_k with q_0 = p,  z_grad_d += sum_k 1/k sum_c q_(k-1) difference_d(g_k), g_k what goes into stage k."""
     size = n0 * n1 * n2
     i, j, k, at, inside = place(n0, n1, n2, T0, T1, T2)
     pair = tl.program_id(1).to(tl.int64)
@@ -172,26 +182,28 @@ def _add_up(
         low0, high0, weight0 = _neighbours(i, n0)
     for c in tl.static_range(CHANNELS):
         here = field + c * size
-        total = tl.load(chain + ORDER * step + here, mask=inside, other=0.0)
+        total = tl.load(chain + (ORDER - 1) * step + here, mask=inside, other=0.0)
         for stage in tl.static_range(ORDER):  # its scale is 1 / (stage + 1)
-            q = tl.load(chain + stage * step + here, mask=inside, other=0.0)
+            q = tl.load((p if stage == 0 else chain + (stage - 1) * step) + here, mask=inside, other=0.0)
             total += q
             q *= 1.0 / (stage + 1)
-            g = stages + (ORDER - 1 - stage) * step + here
+            g = (start if stage == ORDER - 1 else stages + (ORDER - 2 - stage) * step) + here
             by_z1 += q * _slope(g, low1 * n2, high1 * n2, inside)
             by_z2 += q * _slope(g, low2, high2, inside)
             if AXES == 3:
                 by_z0 += q * _slope(g, low0 * n1 * n2, high0 * n1 * n2, inside)
         tl.store(out + here, total, mask=inside)
-    _add(z_grad + (AXES - 2) * size, weight1 * by_z1, inside)
-    _add(z_grad + (AXES - 1) * size, weight2 * by_z2, inside)
+    _add(z_grad + (AXES - 2) * size, weight1 * by_z1, inside, FIRST)
+    _add(z_grad + (AXES - 1) * size, weight2 * by_z2, inside, FIRST)
     if AXES == 3:
-        _add(z_grad, weight0 * by_z0, inside)
+        _add(z_grad, weight0 * by_z0, inside, FIRST)
 
 
 @triton.jit
-def _add(into, value, inside):
-    tl.store(into, tl.load(into, mask=inside, other=0.0) + value, mask=inside)
+def _add(into, value, inside, FIRST: tl.constexpr):
+    if not FIRST:
+        value += tl.load(into, mask=inside, other=0.0)
+    tl.store(into, value, mask=inside)
 
 
 @triton.jit

@@ -24,6 +24,11 @@ class TimeSteps:
         """Take note of speeds (B,), without reading them."""
         torch.maximum(self.fastest, speeds.max(), out=self.fastest)
 
+    def begin_at(self, speeds: Tensor) -> None:
+        """Take as many steps as these speeds need."""
+        self.see(speeds)
+        self.were_too_few()
+
     def were_too_few(self) -> bool:
         """Whether a speed seen since the last call was too fast. If so there are more steps now."""
         if self.count is None:
