@@ -28,7 +28,7 @@ docs: $(VENV)/installed-docs
 	@echo "docs/_build/html/index.html"
 
 bench: $(VENV)/installed
-	$(BIN)/python benchmarks/iteration.py
+	$(BIN)/metreg bench pair --size 96 112 96 --map-factor 0.5
 	$(BIN)/python benchmarks/learning.py
 
 # ANTs pins other versions of numpy and scipy, so metreg's peers live in an environment of their own; tests use it, and so

@@ -74,7 +74,8 @@ def test_training_on_the_gpu_gives_the_same_bits_twice_and_the_network_of_the_cp
         model, _ = train(pairs, settings, tmp_path / str(i), device=torch.device(device))
         found.append(torch.cat([p.detach().cpu().flatten() for p in model.network.parameters()]))
     assert torch.equal(found[0], found[1])
-    torch.testing.assert_close(found[0], found[2], atol=2e-3, rtol=2e-2)
+    # the first map is the identity: at voxels an interpolated image has two slopes, and rounding says which one counts
+    torch.testing.assert_close(found[0], found[2], atol=1e-2, rtol=2e-2)
 
 
 def test_transport_follows_its_input_to_the_device_and_dtype() -> None:

@@ -22,9 +22,9 @@ WALK = """
     evaluate.measure report.tables report.planes report.plots report.boxes report.viewer report.layers report.page
     report.pair report.evaluation report.training report.metric results pipeline apply synth training evaluation inspection
     reproduce.synthetic2d reproduce.rings_report reproduce.findings reproduce.parts reproduce.slices2d reproduce.klein2009
-    reproduce.klein3d demo bench.iteration bench.stopwatch bench.process bench.environment bench.peer_greedy bench.peer_ants
-    bench.peer_metreg bench.alignment bench.tools bench.peers terminal options verbs.pair verbs.many verbs.experiments
-    verbs.bench cli __main__
+    reproduce.klein3d demo bench.iteration bench.speed bench.stopwatch bench.process bench.environment
+    bench.peer_greedy bench.peer_ants bench.peer_metreg bench.alignment bench.tools bench.peers
+    terminal options verbs.pair verbs.many verbs.experiments verbs.bench cli __main__
 """
 ORDER = WALK.split()
 FILES = sorted(

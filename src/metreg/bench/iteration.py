@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -67,7 +67,7 @@ class Iteration:
         self.map_grid = map_grid_of(grid, case.map_factor)
         sizes = (case.batch, len(case.shape), *self.map_grid.shape)
         like = torch.empty(0, device=device)
-        images = [_smooth_noise(case, generator).to(device) for _ in range(2)]
+        images = [self.images(seed).to(device) for seed in range(2)]
         self.scene = Scene(images[0], images[1], grid, self.map_grid)
         sigma = (0.01, 0.05, 0.1, 0.2) if case.gaussians == 4 else tuple(0.2 * 0.6**i for i in range(case.gaussians))
         settings = MetricSettings(sigma=tuple(sorted(sigma)), realisation=case.realisation)
@@ -82,6 +82,14 @@ class Iteration:
         self.v = self.metric.sharp(self.m).detach().requires_grad_()
         self.phi_inv = self._flow().detach().requires_grad_()
         self.p = torch.randn(sizes, generator=generator).to(device)
+
+    def images(self, seed: int) -> Tensor:
+        """Smooth noise, (B, 1, *S)."""
+        case = self.case
+        generator = torch.Generator().manual_seed(seed)
+        small = torch.rand(case.batch, 1, *[max(4, n // 12) for n in case.shape], generator=generator)
+        mode = {2: "bilinear", 3: "trilinear"}[len(case.shape)]
+        return torch.nn.functional.interpolate(small, size=case.shape, mode=mode, align_corners=True)
 
     def _flow(self) -> Tensor:
         return flow(self.v, self.map_grid, steps=self.case.steps, adapt=False)
@@ -110,12 +118,6 @@ class Iteration:
         smooth_values = 2 * 2 * axes * case.gaussians * axes * nodes
         image_values = (4 if case.similarity == "ncc" else 38) * voxels + 4 * axes * nodes
         return FLOAT * case.batch * (flow_values + smooth_values + image_values)
-
-
-def _smooth_noise(case: Case, generator: torch.Generator) -> Tensor:
-    small = torch.rand(case.batch, 1, *[max(4, n // 12) for n in case.shape], generator=generator)
-    mode = {2: "bilinear", 3: "trilinear"}[len(case.shape)]
-    return torch.nn.functional.interpolate(small, size=case.shape, mode=mode, align_corners=True)
 
 
 def measure(work: Callable[[], None], device: torch.device, repeats: int, *, record: bool = True) -> Timing:
@@ -170,28 +172,3 @@ def bench_iteration(case: Case, device: torch.device, *, repeats: int, plain_rep
             found["plain"] = asdict(measure(iteration.whole, device, plain_repeats, record=False))
         found["plain_over_fast"] = round(found["plain"]["median"] / found["whole"]["median"], 1)
     return found
-
-
-def scaling(case: Case, device: torch.device, *, repeats: int, sizes: tuple[int, ...]) -> dict[str, list[dict[str, Any]]]:
-    """How the cost grows with one thing at a time."""
-    cubes = [replace(case, shape=(n,) * len(case.shape)) for n in sizes]
-    base = cubes[len(cubes) // 2]
-    cases = {
-        "voxels": cubes,
-        "batch": [replace(base, batch=count) for count in (1, 2, 4, 8)],
-        "gaussians": [replace(base, gaussians=count) for count in (1, 2, 4, 8)],
-        "steps": [replace(base, steps=count) for count in (5, 10, 20, 40)],
-    }
-    return {
-        what: [
-            {
-                "voxels": case.batch * Iteration(case, device).scene.source[0].numel(),
-                "batch": case.batch,
-                "gaussians": case.gaussians,
-                "steps": case.steps,
-                **asdict(measure(Iteration(case, device).whole, device, repeats)),
-            }
-            for case in row
-        ]
-        for what, row in cases.items()
-    }

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILES = {2: (1, 8, 32), 3: (2, 4, 32)}
+TILES = {2: (1, 8, 32), 3: (2, 8, 16)}
 """Points of one block along three axes, in 2-D and 3-D: neighbours are read once for many."""
 WARPS = 4
 """Of one block."""
@@ -51,7 +51,9 @@ def _launch(kernel: Any, like: Tensor, *arguments: Any, **constants: int) -> Non
     n0, n1, n2 = [1] * (3 - len(shape)) + shape
     t0, t1, t2 = TILES[len(shape)]
     blocks = triton.cdiv(n0, t0) * triton.cdiv(n1, t1) * triton.cdiv(n2, t2)
-    kernel[blocks, batch](*arguments, n0, n1, n2, CHANNELS=channels, AXES=len(shape), T0=t0, T1=t1, T2=t2, num_warps=WARPS, **constants)
+    kernel[blocks, batch](
+        *arguments, n0, n1, n2, CHANNELS=channels, AXES=len(shape), T0=t0, T1=t1, T2=t2, num_warps=WARPS, **constants
+    )
 
 
 @triton.jit

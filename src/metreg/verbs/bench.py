@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from metreg.options import Affine, Changes, Config, Json, Out, Overwrite, Preset, Quiet, Resume, Seed, with_options
+from metreg.options import Affine, Changes, Config, Device, Json, Out, Overwrite, Preset, Quiet, Resume, Seed, with_options
 from metreg.terminal import show_steps
 
 bench = typer.Typer(name="bench", help="Measure speed and accuracy, side by side.", no_args_is_help=True)
@@ -88,3 +88,100 @@ def peers(
     if not quiet:
         typer.echo((out / "peers.md").read_text(encoding="utf-8"))
         typer.echo(f"See {out / 'report.html'}")
+
+
+Size = Annotated[
+    tuple[int, int, int] | None, typer.Option(help="Voxels of an image.", show_default="229 193 193, the paper's")
+]
+JsonFile = Annotated[Path | None, typer.Option("--out", "-o", help="Write the results there as JSON.", show_default=False)]
+
+
+@bench.command()
+def pair(
+    size: Size = None,
+    map_factor: Annotated[float, typer.Option(min=0.1, max=1.0, help="Points of the map per voxel and axis.")] = 0.4,
+    steps: Annotated[int, typer.Option(min=1, help="RK4 steps of the flow.")] = 10,
+    window: Annotated[int, typer.Option(min=3, help="Of the local correlation, odd.")] = 5,
+    growth: Annotated[
+        bool, typer.Option(help="Tables of how the cost grows with voxels, batch, Gaussians and steps.")
+    ] = True,
+    plain: Annotated[bool, typer.Option(help="Measure plain torch too.")] = True,
+    repeats: Annotated[int, typer.Option(min=3, help="Runs of which the median is taken.")] = 20,
+    device: Device = "auto",
+    out: JsonFile = None,
+    quiet: Quiet = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Time one iteration, forward and backward to momentum and weights, and its parts.
+
+    Images are smooth noise, weights vary from point to point, four Gaussians unless the table says otherwise. On a GPU an
+    iteration is recorded once and replayed. Bandwidth is what the kernels must read and write, over the time, as a share of
+    that of a plain copy measured in the same run.
+
+    Example: metreg bench pair --size 160 192 160 --map-factor 0.5 -o pair.json
+    """
+    from metreg.bench.iteration import Case
+    from metreg.bench.speed import bench_pair, pair_tables
+    from metreg.checks import pick_device
+
+    _check_json(out, overwrite)
+    here = pick_device(device)
+    case = Case(shape=size or Case.shape, map_factor=map_factor, steps=steps, window=window | 1)
+    sizes = () if not growth else (64, 128, 192, 256) if here.type == "cuda" else (32, 48, 64, 96)
+    with show_steps(quiet, "measuring") as tell:
+        found = bench_pair(case, here, repeats=repeats, plain=plain, sizes=sizes, tell=tell)
+    _give(found, pair_tables(found), out, as_json=as_json, quiet=quiet)
+
+
+@bench.command()
+def train(
+    size: Size = None,
+    pairs: Annotated[int, typer.Option(min=2, help="Pairs of the training set.")] = 132,
+    epochs: Annotated[tuple[int, int], typer.Option(help="Epochs of the two stages that are run.")] = (1, 1),
+    preset: Annotated[str, typer.Option(help="Whose protocol.")] = "paper3d",
+    device: Device = "auto",
+    out: JsonFile = None,
+    quiet: Quiet = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Time the training of a metric on synthetic volumes.
+
+    `--epochs 25 50` runs the paper's whole 3-D protocol; fewer epochs tell how long it would take.
+
+    Example: metreg bench train --size 64 64 64 --pairs 6 --epochs 2 2
+    """
+    from metreg.bench.iteration import Case
+    from metreg.bench.speed import bench_train
+    from metreg.checks import pick_device
+
+    _check_json(out, overwrite)
+    with show_steps(quiet, "measuring") as tell:
+        found = bench_train(size or Case.shape, pick_device(device), preset=preset, pairs=pairs, epochs=epochs, tell=tell)
+    table = "| | stage 1 | stage 2 |\n|---|---|---|\n| ms per pair and step | " + " | ".join(
+        f"{value:.3f}" for value in found["milliseconds_per_pair_and_step"]
+    )
+    whole = f"{found['protocol_epochs'][0]} + {found['protocol_epochs'][1]} epochs"
+    _give(
+        found, f"{table} |\n\n{whole}: {found['protocol_seconds_expected']} s expected", out, as_json=as_json, quiet=quiet
+    )
+
+
+def _check_json(out: Path | None, overwrite: bool) -> None:
+    from metreg.checks import MetregError
+
+    if out is not None and out.exists() and not overwrite:
+        raise MetregError(f"--out: {out} is there already; use another name or --overwrite")
+
+
+def _give(found: dict[str, Any], tables: str, out: Path | None, *, as_json: bool, quiet: bool) -> None:
+    from metreg.data.whole import write_whole
+
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(out, json.dumps(found, indent=2) + "\n")
+    if as_json:
+        typer.echo(json.dumps(found))
+    elif not quiet:
+        typer.echo(tables)

@@ -1,0 +1,110 @@
+"""L-BFGS in the metric's inner product: the compact form is the two-loop recursion, and pairs do not see each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from metreg.config import FlowSettings, MetricSettings, SimilaritySettings, SolveSettings
+from metreg.energy import Objective, Problem, Scene
+from metreg.grid import Grid
+from metreg.similarity import Similarity
+from metreg.solve import lbfgs
+from metreg.solve.lbfgs import MEMORY, Lbfgs
+from metreg.solve.register import make_metric
+from metreg.solve.timesteps import TimeSteps
+
+
+def problem(seeds: list[int]) -> Problem:
+    """Small pairs of smooth noise, in double precision."""
+    grid = Grid.unit_cube((21, 18))
+    noise = [torch.rand(2, 1, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) for s in seeds]
+    images = [torch.nn.functional.interpolate(n, grid.shape, mode="bicubic", align_corners=True) for n in noise]
+    source, target = (torch.stack([pair[i] for pair in images]) for i in range(2))
+    similarity = Similarity(SimilaritySettings(name="ssd"))
+    objective = Objective(similarity, FlowSettings(steps=20), SolveSettings(regularity=0.5, folding=0.0))
+    metric = make_metric(grid, MetricSettings(weights=(0.1, 0.2, 0.3, 0.4)), like=source)
+    return Problem(objective, metric, Scene(source, target, grid, grid))
+
+
+def begin(seeds: list[int]) -> Lbfgs:
+    given = problem(seeds)
+    m = torch.zeros(len(seeds), 2, *given.scene.map_grid.shape, dtype=torch.float64)
+    return Lbfgs(given, m, TimeSteps(given.flow, m))
+
+
+def two_loops(search: Lbfgs) -> Tensor:
+    """-H ascent of one pair by the textbook's recursion, inner products taken through the metric."""
+    sharp = search.problem.metric.sharp
+    count = int(search.count)
+    slots = [k % MEMORY for k in range(max(0, count - MEMORY), count)]
+    shape = search.m.shape
+    kept = [search.memory[0, :, slot, : search.m.numel()].view(2, *shape) for slot in slots]
+    q, shares = search.ascent.clone(), []
+    for s, y in reversed(kept):
+        share = (s * sharp(q)).sum() / (s * sharp(y)).sum()
+        shares.append(share)
+        q -= share * y
+    if kept:
+        s, y = kept[-1]
+        q *= (s * sharp(y)).sum() / (y * sharp(y)).sum()
+    for (s, y), share in zip(kept, reversed(shares), strict=True):
+        q += (share - (y * sharp(q)).sum() / (s * sharp(y)).sum()) * s
+    return -q
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 6, MEMORY + 8])
+def test_the_direction_is_that_of_the_two_loop_recursion(iterations: int) -> None:
+    search = begin([0])
+    for _ in range(iterations):
+        search.iterate()
+    direction = (search.trial - search.m) / search.length
+    torch.testing.assert_close(direction, two_loops(search), rtol=1e-6, atol=1e-6 * float(direction.abs().max()))
+
+
+def test_the_slope_is_the_gradient_of_the_energy() -> None:
+    given = problem([0, 1])
+    m = 0.05 * torch.randn(
+        2, 2, *given.scene.map_grid.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
+    )
+    found = given.slope(m, None)
+    m.requires_grad_()
+    energy = given.objective(m, given.metric, given.scene)
+    (gradient,) = torch.autograd.grad(energy.total().sum(), m)
+    torch.testing.assert_close(found.gradient, gradient)
+    torch.testing.assert_close(found.energy.total(), energy.total().detach())
+
+
+def test_energies_fall_and_get_further_than_gradient_descent() -> None:
+    search = begin([3])
+    energies = []
+    for _ in range(40):
+        search.iterate()
+        energies.append(float(search.energy))
+    assert energies == sorted(energies, reverse=True)
+    plain, given = torch.zeros_like(search.m), search.problem
+    for _ in range(40):
+        found = given.slope(plain, None)
+        plain = plain - 0.5 / float(found.gradient.abs().max()) * 0.02 * found.ascent
+    assert energies[-1] < float(given.slope(plain, None).energy.total()) < energies[0]
+
+
+def test_pairs_of_a_batch_do_not_see_each_other() -> None:
+    together, apart = begin([0, 1, 2]), [begin([s]) for s in (0, 1, 2)]
+    for _ in range(15):
+        for search in (together, *apart):
+            search.iterate()
+    torch.testing.assert_close(together.m, torch.cat([search.m for search in apart]), rtol=1e-6, atol=1e-9)
+
+
+def test_a_step_too_far_is_refused_and_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lbfgs, "FIRST_MOVE", 500.0)
+    search = begin([0])
+    search.iterate()
+    first, length = float(search.energy), float(search.length)
+    search.iterate()
+    assert float(search.energy) == first and 0.1 * length <= float(search.length) <= 0.5 * length
+    for _ in range(10):
+        search.iterate()
+    assert float(search.energy) < first
