@@ -17,7 +17,8 @@ WALK = """
     metric.network metric.learned metric.store flow.steps flow.stationary flow.maps
     similarity.ssd similarity.ncc similarity.lncc similarity.mi similarity energy synthetic
     solve.result solve.timesteps solve.lbfgs solve.optimise solve.multiscale solve.affine solve.unfold
-    solve.register solve.momentum learn.momenta learn.checkpoint learn.train
+    solve.register solve.momentum learn.pairs learn.momenta learn.checkpoint learn.work
+    learn.train
     evaluate.overlap evaluate.displacement evaluate.rings evaluate.statistics evaluate.regions evaluate.regularity
     evaluate.measure report.tables report.planes report.plots report.boxes report.viewer report.layers report.page
     report.pair report.evaluation report.training report.metric results pipeline apply synth training evaluation inspection

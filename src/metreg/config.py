@@ -165,14 +165,16 @@ class SolveSettings(_Settings):
 class TrainSettings(_Settings):
     """Learning the metric: stage 1 momenta only, with the global metric; stage 2 momenta and network."""
 
-    epochs: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] = (25, 50)
+    optimiser: Literal["sgd", "lbfgs"] = "lbfgs"
+    """`sgd` moves momenta and network together (the paper's); `lbfgs` registers all pairs, then both take turns."""
+    epochs: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] = (1, 50)
     """Epochs of the two stages."""
     batch: Count = 2
     """Pairs that are worked on together."""
     steps: Count = 5
-    """SGD steps on a batch before the next one."""
+    """Steps on a batch before the next one (sgd); iterations on the momenta after a step of the network (lbfgs)."""
     momentum_rate: Positive = 0.7
-    """Learning rate of the momenta, each with its gradient clipped for itself."""
+    """Learning rate of the momenta, each with its gradient clipped for itself (sgd)."""
     network_rate: Positive = 0.25
     """Learning rate of the network, its gradient clipped after summing over the batch."""
     clip: Positive = 1.0

@@ -25,7 +25,7 @@ def _paper(
             "local_iterations": [iterations[1]],
             "tolerance": 0.0,
         },
-        "train": {**train, "momentum_rate": momentum_rate, "network_rate": network_rate},
+        "train": {**train, "optimiser": "sgd", "momentum_rate": momentum_rate, "network_rate": network_rate},
     }
 
 

@@ -28,7 +28,8 @@ from metreg.data.whole import check_output, clear_folder, whole_file, write_whol
 from metreg.energy import Energy
 from metreg.grid import Grid
 from metreg.interpolate import downsample, upsample
-from metreg.learn.train import LOG, TrainingPairs, train
+from metreg.learn.pairs import TrainingPairs
+from metreg.learn.train import LOG, train
 from metreg.metric.learned import LearnedMetric
 from metreg.metric.store import MetricFile, save_metric
 from metreg.pipeline import version_of

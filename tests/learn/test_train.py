@@ -18,7 +18,8 @@ from metreg.grid import Grid
 from metreg.interpolate import downsample
 from metreg.learn.checkpoint import load_checkpoint
 from metreg.learn.momenta import Momenta, choose_home
-from metreg.learn.train import TrainingPairs, train
+from metreg.learn.pairs import TrainingPairs
+from metreg.learn.train import train
 from metreg.metric.gaussian import make_gaussians
 from metreg.metric.learned import LearnedMetric
 from metreg.metric.multi_gaussian import MultiGaussian
@@ -105,6 +106,36 @@ def test_a_killed_training_goes_on_and_ends_with_the_same_network(home: str, tmp
     assert done.stage == 1 and 1 <= done.epoch < 3
     resumed = train(some_pairs(), short(), cut, device=CPU, home=home, resume=True)[0]  # type: ignore[arg-type]
     assert torch.equal(parameters(resumed), expected)
+
+
+def taking_turns(**more: object) -> Settings:
+    """L-BFGS on the momenta between steps of the network."""
+    changes = {"train.epochs": [1, 4], "train.batch": 2, "train.steps": 3, "train.network_rate": 0.05, **more}
+    return make_settings(changes={**changes, "solve.shrink": [2, 1], "solve.iterations": [10, 5], "solve.regularity": 10.0})
+
+
+def test_momenta_and_network_take_turns(tmp_path: Path) -> None:
+    """Registered pairs first; then the energy falls on, though every step of the network disturbs the momenta."""
+    heard: list[dict[str, float]] = []
+    model, _ = train(some_pairs(), taking_turns(), tmp_path, device=CPU, on_epoch=heard.append)
+    assert [r["stage"] for r in heard] == [1, 2, 2, 2, 2]
+    assert heard[-1]["total"] < heard[1]["total"]
+    weights = model.weights(some_pairs().source, Grid.unit_cube((32, 32))).w
+    assert float(weights.detach().std((0, 2, 3)).max()) > 1e-3
+
+
+def test_a_training_by_turns_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir(), cut.mkdir()
+    expected = parameters(train(some_pairs(), taking_turns(), whole, device=CPU)[0])
+
+    def stop(record: dict[str, int]) -> None:
+        if (record["stage"], record["epoch"]) == (2, 2):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(some_pairs(), taking_turns(), cut, device=CPU, on_epoch=stop)
+    assert torch.equal(parameters(train(some_pairs(), taking_turns(), cut, device=CPU, resume=True)[0]), expected)
 
 
 def test_a_resume_with_other_settings_is_refused(tmp_path: Path) -> None:

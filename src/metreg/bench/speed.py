@@ -15,7 +15,8 @@ from metreg.bench.iteration import Case, Iteration, bench_iteration, copy_bandwi
 from metreg.checks import MetregError
 from metreg.config import changed, make_settings
 from metreg.grid import Grid
-from metreg.learn.train import TrainingPairs, train
+from metreg.learn.pairs import TrainingPairs
+from metreg.learn.train import train
 from metreg.pipeline import version_of
 
 Tell = Callable[[str], None]

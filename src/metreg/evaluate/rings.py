@@ -16,7 +16,7 @@ from metreg.evaluate.displacement import displacement_error
 from metreg.flow.maps import count_folds
 from metreg.grid import Grid
 from metreg.interpolate import upsample
-from metreg.learn.train import TrainingPairs
+from metreg.learn.pairs import TrainingPairs
 from metreg.solve.register import WeightsOf, register_pair
 from metreg.synthetic import DISC, RING, RingPair
 

@@ -49,6 +49,16 @@ class Lbfgs:
         self.sy, self.yy = (torch.zeros(len(m), slots, slots, **number) for _ in range(2))
 
     @torch.no_grad()
+    def begin_at(self, m: Tensor) -> None:
+        """Begin anew at other momenta."""
+        self.m.copy_(m)
+        self.trial.copy_(m)
+        self.terms.fill_(math.inf)
+        self.energy.fill_(math.inf)
+        for number in (self.slope, self.length, self.refused, self.count):
+            number.zero_()
+
+    @torch.no_grad()
     def iterate(self) -> None:
         """Evaluate the trial point, take it or leave it, and choose the next one."""
         found = self.problem.slope(self.trial, self.steps.count)
