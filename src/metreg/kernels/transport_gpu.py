@@ -5,6 +5,8 @@ Maps are small beside a GPU's memory: all stages are kept, none is found again o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,18 +34,49 @@ def forward(f: Tensor, z: Tensor, steps: int, order: int) -> tuple[Tensor, tuple
 
 
 def backward(kept: tuple[Tensor, ...], z: Tensor, p: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    """A step back is a chain of adjoint stages, then one launch that adds up what they give to p and to z."""
+    """A step back is a chain of adjoint stages. What a step gives to z is found beside the chain of the next one."""
     f, stages = kept
-    p = p.contiguous()
-    z_grad, chain, sums = torch.empty_like(z), p.new_empty(order, *p.shape), p.new_empty(2, *p.shape)
-    steps = len(stages)
+    steps, p = len(stages), p.contiguous()
+    z_grad = torch.empty_like(z)
+    chains, sums = p.new_empty(2, order - 1, *p.shape), p.new_empty(3, *p.shape)
+    beside = _Beside(p.device)
     for t in range(steps - 1, -1, -1):
-        for k in range(1, order + 1):
-            _launch(_adjoint_stage, p, chain[k - 2] if k > 1 else p, z, chain[k - 1], 1 / k)
+        beside.wait_for(t + 2)  # whose chain and sum are written over now
+        chain, total = chains[t % 2], sums[t % 3]
+        for k in range(1, order):
+            _launch(
+                _adjoint_stage, p, p if k == 1 else chain[k - 2], z, chain[k - 1], 1 / k, p, chain, ORDER=order, LAST=False
+            )
+        _launch(_adjoint_stage, p, chain[-1] if order > 1 else p, z, total, 1 / order, p, chain, ORDER=order, LAST=True)
         start = stages[t - 1, -1] if t else f
-        _launch(_add_up, p, p, chain, start, stages[t], sums[t % 2], z_grad, p.numel(), ORDER=order, FIRST=t == steps - 1)
-        p = sums[t % 2]
+        with beside.work(t):
+            _launch(_by_z, p, p, chain, start, stages[t], z_grad, p.numel(), ORDER=order, FIRST=t == steps - 1)
+        p = total
+    beside.wait_for(0)
     return p, z_grad
+
+
+class _Beside:
+    """Work on a second stream of a GPU; elsewhere it is just done."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.done: dict[int, torch.cuda.Event] = {}
+
+    @contextmanager
+    def work(self, name: int) -> Iterator[None]:
+        """What comes within begins when all before it is done, and what comes after does not wait for it."""
+        if self.stream is None:
+            yield
+            return
+        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+        with torch.cuda.stream(self.stream):
+            yield
+            self.done[name] = self.stream.record_event()
+
+    def wait_for(self, name: int) -> None:
+        if name in self.done and self.stream is not None:
+            torch.cuda.current_stream(self.stream.device).wait_event(self.done[name])
 
 
 def _launch(kernel: Any, like: Tensor, *arguments: Any, **constants: int) -> None:
@@ -112,6 +145,8 @@ def _adjoint_stage(
     z,
     out,
     scale,
+    p,
+    chain,
     n0,
     n1,
     n2,
@@ -120,13 +155,16 @@ def _adjoint_stage(
     T0: tl.constexpr,
     T1: tl.constexpr,
     T2: tl.constexpr,
+    ORDER: tl.constexpr,
+    LAST: tl.constexpr,
 ):
-    """out = scale sum_d difference_d^T (z_d q)."""
+    """out = scale sum_d difference_d^T (z_d q); the last of a chain adds p and all the chain (ORDER - 1, B, C, *S)."""
     size = n0 * n1 * n2
     i, j, k, at, inside = place(n0, n1, n2, T0, T1, T2)
     pair = tl.program_id(1).to(tl.int64)
     z += pair * AXES * size + at
     field = pair * CHANNELS * size + at
+    step = tl.num_programs(1).to(tl.int64) * CHANNELS * size
     low1, high1, before1, middle, after1 = _spread(z + (AXES - 2) * size, j, n1, n2, inside)
     low2, high2, before2, middle2, after2 = _spread(z + (AXES - 1) * size, k, n2, 1, inside)
     middle += middle2
@@ -135,27 +173,29 @@ def _adjoint_stage(
         middle += middle0
     at_border = inside & (middle != 0)
     for c in tl.static_range(CHANNELS):
-        here = q + field + c * size
-        value = middle * tl.load(here, mask=at_border, other=0.0)
-        value += before1 * tl.load(here - low1, mask=inside, other=0.0) - after1 * tl.load(
-            here + high1, mask=inside, other=0.0
-        )
-        value += before2 * tl.load(here - low2, mask=inside, other=0.0) - after2 * tl.load(
-            here + high2, mask=inside, other=0.0
-        )
+        here = field + c * size
+        value = middle * tl.load(q + here, mask=at_border, other=0.0)
+        value += before1 * tl.load(q + here - low1, mask=inside, other=0.0)
+        value -= after1 * tl.load(q + here + high1, mask=inside, other=0.0)
+        value += before2 * tl.load(q + here - low2, mask=inside, other=0.0)
+        value -= after2 * tl.load(q + here + high2, mask=inside, other=0.0)
         if AXES == 3:
-            value += before0 * tl.load(here - low0, mask=inside, other=0.0)
-            value -= after0 * tl.load(here + high0, mask=inside, other=0.0)
-        tl.store(out + field + c * size, scale * value, mask=inside)
+            value += before0 * tl.load(q + here - low0, mask=inside, other=0.0)
+            value -= after0 * tl.load(q + here + high0, mask=inside, other=0.0)
+        value *= scale
+        if LAST:
+            value += tl.load(p + here, mask=inside, other=0.0)
+            for earlier in tl.static_range(ORDER - 1):
+                value += tl.load(chain + earlier * step + here, mask=inside, other=0.0)
+        tl.store(out + here, value, mask=inside)
 
 
 @triton.jit
-def _add_up(
+def _by_z(
     p,
     chain,
     start,
     stages,
-    out,
     z_grad,
     field_size,
     n0,
@@ -169,7 +209,7 @@ def _add_up(
     ORDER: tl.constexpr,
     FIRST: tl.constexpr,
 ):
-    """out = sum_k q_k with q_0 = p,  z_grad_d += sum_k 1/k sum_c q_(k-1) difference_d(g_k), g_k what goes into stage k."""
+    """z_grad_d += sum_k 1/k sum_c q_(k-1) difference_d(g_k), q_0 = p and the chain, g_k what goes into stage k."""
     size = n0 * n1 * n2
     i, j, k, at, inside = place(n0, n1, n2, T0, T1, T2)
     pair = tl.program_id(1).to(tl.int64)
@@ -184,17 +224,13 @@ def _add_up(
         low0, high0, weight0 = _neighbours(i, n0)
     for c in tl.static_range(CHANNELS):
         here = field + c * size
-        total = tl.load(chain + (ORDER - 1) * step + here, mask=inside, other=0.0)
         for stage in tl.static_range(ORDER):  # its scale is 1 / (stage + 1)
-            q = tl.load((p if stage == 0 else chain + (stage - 1) * step) + here, mask=inside, other=0.0)
-            total += q
-            q *= 1.0 / (stage + 1)
+            q = tl.load((p if stage == 0 else chain + (stage - 1) * step) + here, mask=inside, other=0.0) / (stage + 1)
             g = (start if stage == ORDER - 1 else stages + (ORDER - 2 - stage) * step) + here
             by_z1 += q * _slope(g, low1 * n2, high1 * n2, inside)
             by_z2 += q * _slope(g, low2, high2, inside)
             if AXES == 3:
                 by_z0 += q * _slope(g, low0 * n1 * n2, high0 * n1 * n2, inside)
-        tl.store(out + here, total, mask=inside)
     _add(z_grad + (AXES - 2) * size, weight1 * by_z1, inside, FIRST)
     _add(z_grad + (AXES - 1) * size, weight2 * by_z2, inside, FIRST)
     if AXES == 3:
