@@ -162,7 +162,8 @@ def test_momenta_are_read_and_written_pair_by_pair(tmp_path: Path) -> None:
         for pairs in (torch.tensor([2, 0]), torch.tensor([1, 3])):
             m, buffer = momenta.take(pairs)
             momenta.put(pairs, m + pairs.view(-1, 1, 1, 1), buffer + 1)
-        generation = momenta.finish_epoch()
+        generation, write = momenta.finish_epoch()
+        write()
         again = Momenta(folder, 4, (2, 3, 3), home=home, device=CPU)  # type: ignore[arg-type]
         again.load(generation)
         m, buffer = again.take(torch.tensor([3, 2]))

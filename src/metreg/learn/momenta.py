@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +26,7 @@ class Momenta:
         self.folder, self.home, self.device = folder, home, device
         self.shape = (2, pairs, *shape)
         self.generation = 0
+        self.copy: Tensor | None = None
         if home == "disk":
             self.here, self.next = self._open(0), self._open(1)
         else:
@@ -55,17 +57,29 @@ class Momenta:
         else:
             self.memory[1] = 0
 
-    def finish_epoch(self) -> int:
-        """Every pair was put once: write the other file and make it the one that counts. Its number."""
-        self.generation = 1 - self.generation
+    def finish_epoch(self) -> tuple[int, Callable[[], None]]:
+        """Every pair was put once: the number of the file that will count, and what makes it whole.
+
+        From a GPU's memory a copy is taken at once: the file may be written while the next epoch is under way.
+        """
+        self.generation = generation = 1 - self.generation
         if self.home == "disk":
-            self.next.flush()
+            written = self.next
             self.here, self.next = self.next, self.here
-        else:
-            file = self._open(self.generation)
-            file[:] = self.memory.cpu().numpy()
+            return generation, written.flush
+        if self.home == "device":
+            if self.copy is None:
+                self.copy = torch.empty(self.shape, pin_memory=self.device.type == "cuda")
+            self.copy.copy_(self.memory)
+        values = self.memory if self.home == "host" else self.copy
+        assert values is not None
+
+        def write() -> None:
+            file = self._open(generation)
+            file[:] = values.numpy()
             file.flush()
-        return self.generation
+
+        return generation, write
 
     def load(self, generation: int) -> None:
         """Go back to the file that a checkpoint names."""

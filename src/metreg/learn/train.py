@@ -6,6 +6,8 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -61,16 +63,19 @@ def _train(
         training.load()
     elif first_stage is not None:
         training.begin_after(first_stage)
-    for stage in (GLOBAL, LOCAL):
-        if training.progress.stage > stage:
-            continue
-        while training.progress.epoch < training.settings.train.epochs[stage]:
-            record = training.epoch(stage)
-            training.save(record)
-            on_epoch(record)
-        if stage == GLOBAL:
-            training.progress.next_stage()
-            training.momenta.reset_buffers()
+    try:
+        for stage in (GLOBAL, LOCAL):
+            if training.progress.stage > stage:
+                continue
+            while training.progress.epoch < training.settings.train.epochs[stage]:
+                record = training.epoch(stage)
+                training.save(record)
+                on_epoch(record)
+            if stage == GLOBAL:
+                training.progress.next_stage()
+                training.momenta.reset_buffers()
+    finally:
+        training.finish_writing()
     training.model.network.load_state_dict(training.best)
     return training.model.eval(), training.progress
 
@@ -88,6 +93,8 @@ class _Training:
         self.model, self.buffers = self.common.model, self.common.buffers
         self.best = self._network_copy()
         self.progress = Progress()
+        self.writer = ThreadPoolExecutor(1)
+        self.writing: Future[None] | None = None
         self.work: dict[tuple[int, int], Work] = {}
         count, shape = len(pairs), (pairs.grid.dim, *self.map_grid.shape)
         home = home or choose_home(count, shape, device, settings.train.memory_gb)
@@ -159,16 +166,32 @@ class _Training:
         progress.plateau(record["total"], factor=train.plateau_factor, patience=train.plateau_patience)
         if record["stage"] == LOCAL + 1 and record["total"] < progress.best_energy:
             progress.best_energy, self.best = record["total"], self._network_copy()
-        progress.generation = self.momenta.finish_epoch()
+        self.finish_writing()
+        progress.generation, write_momenta = self.momenta.finish_epoch()
         lines = "".join(json.dumps(line) + "\n" for line in progress.history)
         (self.run / LOG).write_text(lines, encoding="utf-8")
-        tensors = {
+        state = {
             **named("network", self.model.network.state_dict()),
             **named("best", self.best),
             **named("buffer", self.buffers),
             "generator": self.generator.get_state(),
         }
-        save_checkpoint(self.run / "checkpoint.safetensors", progress, tensors, self.settings)
+        tensors, then = {name: tensor.cpu().clone() for name, tensor in state.items()}, deepcopy(progress)
+
+        def write() -> None:
+            write_momenta()
+            save_checkpoint(self.run / "checkpoint.safetensors", then, tensors, self.settings)
+
+        if self.device.type == "cuda":  # it does not wait for the disk
+            self.writing = self.writer.submit(write)
+        else:
+            write()
+
+    def finish_writing(self) -> None:
+        """Wait until the last checkpoint is whole."""
+        if self.writing is not None:
+            self.writing.result()
+        self.writing = None
 
     def begin_after(self, first_stage: Path) -> None:
         """Skip the first stage: another run did it."""
