@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from helpers import random_field
-from metreg.config import make_settings
+from metreg.config import AffineSettings, make_settings
+from metreg.data.formats import Image
 from metreg.evaluate.rings import RingBatch
 from metreg.flow.stationary import flow, transport
 from metreg.grid import Grid
@@ -17,6 +19,7 @@ from metreg.learn.train import train
 from metreg.similarity.lncc import lncc
 from metreg.similarity.mi import mutual_information
 from metreg.similarity.ncc import ncc
+from metreg.solve.affine import align
 from metreg.solve.register import make_metric, register_pair
 from metreg.synthetic import ring_pair
 
@@ -37,6 +40,16 @@ def test_momentum_to_map_and_back(realisation: str, dim: int) -> None:
         (gradient,) = torch.autograd.grad(phi_inv, here, p.to(device))
         found.append((phi_inv.detach().cpu(), gradient.cpu()))
     torch.testing.assert_close(found[0], found[1], atol=2e-4, rtol=1e-3)
+
+
+def test_the_affine_is_that_of_the_cpu() -> None:
+    x = np.stack(np.meshgrid(*[np.linspace(-1, 1, n) for n in (30, 28, 26)], indexing="ij"))
+    blobs = [
+        np.exp(-(((x - c) / 0.5) ** 2).sum(0)) for c in np.array([[[[[0.1]]], [[[0.0]]], [[[-0.1]]]], [[[[0.0]]]] * 3])
+    ]
+    moving, fixed = (Image(values.astype(np.float32), np.diag([2.0, 2.0, 2.0, 1.0]), "blob") for values in blobs)
+    found = [align(moving, fixed, AffineSettings(), device=torch.device(name)) for name in ("cpu", "cuda")]
+    np.testing.assert_allclose(found[0], found[1], atol=0.02)
 
 
 def test_similarities() -> None:

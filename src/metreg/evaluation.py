@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from metreg.apply import load_transform
-from metreg.checks import MetregError
+from metreg.checks import MetregError, pick_device
 from metreg.config import Settings, changed
 from metreg.data.datasets import PairFiles
 from metreg.data.intensity import BACKGROUND
@@ -152,6 +152,7 @@ class _Work:
             moving_mask=moving_mask,
             fixed_mask=fixed_mask,
             length_mm=self.settings.length_mm,
+            device=pick_device(self.device),
         )
         return matrix, time.perf_counter() - start
 

@@ -99,7 +99,13 @@ def register(
     affine = alignment
     if affine is None:
         affine = align(
-            source, target, settings.affine, moving_mask=source_mask, fixed_mask=target_mask, length_mm=settings.length_mm
+            source,
+            target,
+            settings.affine,
+            moving_mask=source_mask,
+            fixed_mask=target_mask,
+            length_mm=settings.length_mm,
+            device=on_device,
         )
     clock.lap("align")
     pair = make_pair(

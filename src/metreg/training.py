@@ -35,7 +35,7 @@ from metreg.metric.store import MetricFile, save_metric
 from metreg.pipeline import version_of
 from metreg.report.planes import Plane, plane_of_map
 from metreg.report.training import training_page
-from metreg.solve.affine import align
+from metreg.solve.affine import CPU, align
 from metreg.solve.multiscale import map_grid_of
 from metreg.solve.register import make_metric, maps_of
 
@@ -80,7 +80,7 @@ def train_metric(
     torch.set_flush_denormal(True)
     template = template or files[0].fixed
     _open_run(run, files, template, resume=resume, overwrite=overwrite)
-    prepared = prepare(files, template, settings, tell=tell)
+    prepared = prepare(files, template, settings, device=device, tell=tell)
     grid = prepared.pairs.grid
     settings = changed(settings, {"length_mm": grid.length_mm})
     (run / "settings.toml").write_text(settings.to_toml(), encoding="utf-8")
@@ -130,7 +130,12 @@ def train_metric(
 
 
 def prepare(
-    files: list[PairFiles], template: Path, settings: Settings, *, tell: Callable[[str], None] = lambda line: None
+    files: list[PairFiles],
+    template: Path,
+    settings: Settings,
+    *,
+    device: torch.device = CPU,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Prepared:
     """Every image once, aligned to the template, its intensities matched to the average quantile function of all."""
     target = read_image(template, "template")
@@ -141,7 +146,7 @@ def prepare(
     standard = np.mean([quantile_function(image.values, None if m is None else m.values) for image, m in opened], axis=0)
     images, masks = [], []
     for done, (image, mask) in enumerate(opened, start=1):
-        affine = align(image, target, settings.affine, moving_mask=mask, length_mm=grid.length_mm)
+        affine = align(image, target, settings.affine, moving_mask=mask, length_mm=grid.length_mm, device=device)
         f, known = bring(image, mask, affine, grid, torch.device("cpu"), standard.tolist())
         images.append(f)
         masks.append(known)

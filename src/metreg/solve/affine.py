@@ -18,6 +18,7 @@ from metreg.interpolate import downsample, sample
 from metreg.similarity.mi import mutual_information
 from metreg.similarity.ncc import ncc
 
+CPU = torch.device("cpu")
 TURN = 0.4
 """Radians by which the starts beside the straight one are turned, about every axis, either way."""
 LEAST_OVERLAP = 0.3
@@ -48,16 +49,19 @@ def align(
     moving_mask: Image | None = None,
     fixed_mask: Image | None = None,
     length_mm: float | None = None,
+    device: torch.device = CPU,
 ) -> Array:
     """The matrix (D+1, D+1) that takes fixed world points to moving world points.
 
     `length_mm` is the reference length, in which the settings count; without it, that of what the fixed image shows.
+    Images are compared on `device`; the few parameters stay on the CPU.
     """
     dim = fixed.dim
     if settings.kind == "none":
         return np.eye(dim + 1)
     source, target = _prepare(moving, moving_mask), _prepare(fixed, fixed_mask)
     centre_moving, centre_fixed = _centre_of_mass(*source, moving), _centre_of_mass(*target, fixed)
+    source, target = ((values.to(device), mask.to(device)) for values, mask in (source, target))
     radius = float(np.linalg.norm(voxel_size(fixed.affine) * fixed.shape)) / 4
     compare = mutual_information if settings.similarity == "mi" else ncc
     best = torch.zeros(dim * dim + dim, dtype=torch.float64)
@@ -119,7 +123,7 @@ def _matrix(p: Tensor, dim: int, radius: float, rigid: bool) -> Tensor:
 
 def _cost(p: Tensor, level: _Level, compare: Callable[..., Tensor], radius: float, rigid: bool) -> Tensor:
     dim = level.points.shape[0]
-    matrix = _matrix(p, dim, radius, rigid)
+    matrix = _matrix(p, dim, radius, rigid).to(level.points.device)
     moved = matrix[:, :dim] @ level.points + matrix[:, dim:]
     x = (level.to_local[:, :dim] @ moved + level.to_local[:, dim:]).float()[None]
     warped = sample(level.source, x, level.grid, outside="zero")
@@ -127,8 +131,8 @@ def _cost(p: Tensor, level: _Level, compare: Callable[..., Tensor], radius: floa
     mask = known * level.target_mask
     overlap = mask.sum() / level.shareable
     if overlap < LEAST_OVERLAP:
-        return p.sum() * 0 + 2 - overlap
-    return compare(warped, level.target, mask).sum()
+        return p.sum() * 0 + 2 - overlap.cpu()
+    return compare(warped, level.target, mask).sum().cpu()
 
 
 def _descend(cost: Callable[[Tensor, bool], Tensor], start: Tensor, iterations: int, *, rigid: bool) -> Tensor:
@@ -164,10 +168,10 @@ def _make_level(
     return _Level(
         target=downsample(target[0], fixed_grid).flatten(2),
         target_mask=target_mask,
-        points=torch.from_numpy(points.T.copy()),
+        points=torch.from_numpy(points.T.copy()).to(source_mask.device),
         source=downsample(source[0], grid),
         source_mask=source_mask,
-        to_local=torch.from_numpy(to_local),
+        to_local=torch.from_numpy(to_local).to(source_mask.device),
         grid=grid,
         shareable=min(float(target_mask.sum()), float(source_mask.sum()) * voxel_ratio),
     )
