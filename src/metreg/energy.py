@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from metreg.config import FlowSettings, SolveSettings
 from metreg.fields import inner
 from metreg.flow.maps import folding
-from metreg.flow.stationary import flow, speed
+from metreg.flow.stationary import FASTEST, flow, speed
 from metreg.grid import Grid
 from metreg.metric.base import Metric
 from metreg.metric.learned import Penalties
@@ -123,6 +124,10 @@ class Problem:
         with torch.no_grad():
             metric = self.metric.at(m)
             v = metric.sharp(m)
+            speeds = speed(v, grid)
+            if steps is None and not bool((speeds < FASTEST).all()):  # a step that went too far
+                endless, nothing = torch.full_like(speeds, math.inf), torch.zeros_like(m)
+                return Slope(Energy(*[endless] * len(Energy._fields)), speeds, v, nothing, nothing)
         with torch.enable_grad():
             v.requires_grad_()
             similarity, folds = self.objective.carried(v, self.scene, steps)
@@ -132,4 +137,4 @@ class Problem:
             free = torch.zeros_like(similarity)
             ascent = by_v + 2 * regularity * grid.cell_volume * m
             terms = (similarity.detach(), regularity * inner(m, v, grid), free, free, free, folds.detach())
-            return Slope(Energy(*terms), speed(v, grid), v, ascent, metric.sharp(ascent))
+            return Slope(Energy(*terms), speeds, v, ascent, metric.sharp(ascent))

@@ -108,3 +108,19 @@ def test_a_step_too_far_is_refused_and_shortened(monkeypatch: pytest.MonkeyPatch
     for _ in range(10):
         search.iterate()
     assert float(search.energy) < first
+
+
+def test_a_step_into_nowhere_is_refused_too() -> None:
+    """Energies and gradients that are no numbers, and velocities beyond all bounds, leave no trace."""
+    search = begin([0, 1])
+    for _ in range(4):
+        search.iterate()
+    before = search.energy.clone()
+    search.trial[0] = float("nan")
+    search.iterate()
+    assert float(search.energy[0]) == float(before[0]) and bool(search.trial.isfinite().all())
+    search.trial[0] *= 1e6
+    search.iterate()
+    for _ in range(6):
+        search.iterate()
+    assert bool((search.energy < before).all()) and bool(search.m.isfinite().all())

@@ -97,9 +97,9 @@ class Lbfgs:
         keep = good & self.energy.isfinite() & (curvature > 0)
         slot = torch.where(keep, self.count % MEMORY, MEMORY)
         room = self.memory.shape[-1] - new.shape[-1]
-        self.memory[self.pairs, :, slot] = F.pad(new, (0, room))
-        self.fresh.copy_(F.pad(dual, (0, room)))
-        self.fresh[:, 2, : new.shape[-1]] = torch.where(good[:, None], dual[:, 2], self.gradient.flatten(1))
+        self.memory[self.pairs, :, slot] = F.pad(torch.where(keep[:, None, None], new, 0), (0, room))
+        self.fresh.copy_(F.pad(torch.where(keep[:, None, None], dual, 0), (0, room)))
+        self.fresh[:, 2, : new.shape[-1]] = torch.where(good[:, None], gradient.flatten(1), self.gradient.flatten(1))
         self.products = self._products()
         by_s, by_y = self.products[:, 0], self.products[:, 1]  # (B, slots, 3)
         self.sy[self.pairs, :, slot] = by_s[..., 1]
