@@ -40,15 +40,16 @@ def test_transport(scheme: str, shape: tuple[int, ...]) -> None:
 
     grid = Grid(shape, (0.2, 0.25, 0.3)[: len(shape)])
     f, v, p = (random_field(2, len(shape), *shape, seed=s) for s in (1, 2, 3))
-    z = (v / (-2 * 3 * grid.steps(v)) * 0.2).requires_grad_()
+    v = (0.2 * v).requires_grad_()
     f.requires_grad_()
     plain = f
     for _ in range(3):
-        plain = step(plain, v=z * (-2 * 3 * grid.steps(v)), dt=1 / 3, grid=grid, order=ORDER[scheme])
-    expected = (plain, *torch.autograd.grad(plain, (f, z), p))
-    g, y, q = (t.detach() for t in single(f, z, p))
-    fast, starts = transport_gpu.forward(g, y, 3, ORDER[scheme])
-    assert_near((fast, *transport_gpu.backward(starts, y, q, ORDER[scheme])), expected)
+        plain = step(plain, v=v, dt=1 / 3, grid=grid, order=ORDER[scheme])
+    expected = (plain, *torch.autograd.grad(plain, (f, v), p))
+    factors = [-1 / (2 * 3 * h) for h in grid.spacing]
+    g, u, q = (t.detach() for t in single(f, v, p))
+    fast, kept = transport_gpu.forward(g, u, factors, 3, ORDER[scheme])
+    assert_near((fast, *transport_gpu.backward(kept, u, factors, q, ORDER[scheme])), expected)
 
 
 @pytest.mark.parametrize(

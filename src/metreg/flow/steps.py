@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
@@ -34,7 +36,8 @@ def transport_steps(f: Tensor, v: Tensor, grid: Grid, steps: int, order: int) ->
         for _ in range(steps):
             f = step(f, v=v, dt=1 / steps, grid=grid, order=order)
         return f
-    moved: Tensor = Transport.apply(f, v / (-2 * steps * grid.steps(v)), steps, order)  # type: ignore[no-untyped-call]
+    factors = [-1 / (2 * steps * h) for h in grid.spacing]
+    moved: Tensor = Transport.apply(f, v, factors, steps, order)  # type: ignore[no-untyped-call]
     return moved
 
 
@@ -42,20 +45,20 @@ class Transport(torch.autograd.Function):
     """Many steps as one operation, z_d = -dt v_d / (2 h_d). The kernels say what they keep for the way back."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, f: Tensor, z: Tensor, steps: int, order: int) -> Tensor:
+    def forward(ctx: FunctionCtx, f: Tensor, v: Tensor, factors: Sequence[float], steps: int, order: int) -> Tensor:
         kernels = transport_kernels(f)
         assert kernels is not None
-        z = z.contiguous()
-        out, kept = kernels.forward(f.contiguous(), z, steps, order)
-        ctx.save_for_backward(z, *kept)
-        ctx.order = order  # type: ignore[attr-defined]
+        v = v.contiguous()
+        out, kept = kernels.forward(f.contiguous(), v, factors, steps, order)
+        ctx.save_for_backward(v, *kept)
+        ctx.factors, ctx.order = factors, order  # type: ignore[attr-defined]
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, p: Tensor) -> tuple[Tensor | None, ...]:
-        z, *kept = ctx.saved_tensors  # type: ignore[attr-defined]
+        v, *kept = ctx.saved_tensors  # type: ignore[attr-defined]
         kernels = transport_kernels(p)
         assert kernels is not None
-        f_grad, z_grad = kernels.backward(tuple(kept), z, p, ctx.order)  # type: ignore[attr-defined]
-        return f_grad, z_grad, None, None
+        f_grad, v_grad = kernels.backward(tuple(kept), v, ctx.factors, p, ctx.order)  # type: ignore[attr-defined]
+        return f_grad, v_grad, None, None, None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -13,13 +13,17 @@ from torch import Tensor
 
 
 class TransportKernels(Protocol):
-    """f carried by Taylor steps of z = -dt v / (2 h), and the way back. Fields are (B, C, *S), contiguous."""
+    """f carried by Taylor steps of z_d = factors_d v_d, and the way back. Fields are (B, C, *S), contiguous."""
 
-    def forward(self, f: Tensor, z: Tensor, steps: int, order: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(
+        self, f: Tensor, v: Tensor, factors: Sequence[float], steps: int, order: int
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The map after all steps, and what the way back needs to know of them."""
 
-    def backward(self, kept: tuple[Tensor, ...], z: Tensor, p: Tensor, order: int) -> tuple[Tensor, Tensor]:
-        """The gradients towards f and z of <p, forward(f, z)>."""
+    def backward(
+        self, kept: tuple[Tensor, ...], v: Tensor, factors: Sequence[float], p: Tensor, order: int
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients towards f and v of <p, forward(f, v)>."""
 
 
 def transport_kernels(f: Tensor) -> TransportKernels | None:

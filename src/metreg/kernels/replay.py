@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
@@ -30,7 +31,7 @@ class Replay:
             self._aside(self.work)
         else:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, stream=side_stream(self.device)):
                 self.work()
             self.graph = graph
             graph.replay()
@@ -38,8 +39,14 @@ class Replay:
 
     def _aside(self, work: Callable[[], None]) -> None:
         """On a stream of its own, as recording wants it."""
-        stream = torch.cuda.Stream(self.device)
+        stream = side_stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             work()
         torch.cuda.current_stream(self.device).wait_stream(stream)
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all: libraries keep a workspace for every stream that they have seen."""
+    return torch.cuda.Stream(device)

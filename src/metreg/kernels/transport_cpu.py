@@ -6,6 +6,7 @@ which is what compilers turn into vector instructions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numba
@@ -22,10 +23,10 @@ LITTLE = 10_000
 """So many numbers in a map are little work."""
 
 
-def forward(f: Tensor, z: Tensor, steps: int, order: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+def forward(f: Tensor, v: Tensor, factors: Sequence[float], steps: int, order: int) -> tuple[Tensor, tuple[Tensor, ...]]:
     """It keeps the map at the start of every step; the stages are found again on the way back."""
     shape = f.shape
-    f, z = with_slabs(f), with_slabs(z)
+    f, z = with_slabs(f), with_slabs(v * _along_axes(factors, v))
     starts, out = f.new_empty(steps, *f.shape), torch.empty_like(f)
     starts[0] = f
     with Threads(f):
@@ -33,14 +34,18 @@ def forward(f: Tensor, z: Tensor, steps: int, order: int) -> tuple[Tensor, tuple
     return out.view(shape), (starts.view(steps, *shape),)
 
 
-def backward(kept: tuple[Tensor, ...], z: Tensor, p: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    shape, z_shape = p.shape, z.shape
-    p, z = with_slabs(p).clone(), with_slabs(z)
+def backward(kept: tuple[Tensor, ...], v: Tensor, factors: Sequence[float], p: Tensor, order: int) -> tuple[Tensor, Tensor]:
+    shape, scales = p.shape, _along_axes(factors, v)
+    p, z = with_slabs(p).clone(), with_slabs(v * scales)
     starts, z_grad = kept[0].view(-1, *p.shape), torch.zeros_like(z)
     stages, q = p.new_empty(order - 1, *p.shape), p.new_empty(2, *p.shape)
     with Threads(p):
         _backward(starts.numpy(), z.numpy(), p.numpy(), z_grad.numpy(), stages.numpy(), q.numpy(), order)
-    return p.view(shape), z_grad.view(z_shape)
+    return p.view(shape), z_grad.view(v.shape) * scales
+
+
+def _along_axes(factors: Sequence[float], v: Tensor) -> Tensor:
+    return torch.tensor(factors, dtype=v.dtype).view(1, -1, *[1] * (v.dim() - 2))
 
 
 def with_slabs(t: Tensor) -> Tensor:

@@ -5,8 +5,9 @@ Maps are small beside a GPU's memory: all stages are kept, none is found again o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,47 +21,52 @@ WARPS = 4
 """Of one block."""
 
 
-def forward(f: Tensor, z: Tensor, steps: int, order: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+def forward(f: Tensor, v: Tensor, factors: Sequence[float], steps: int, order: int) -> tuple[Tensor, tuple[Tensor, ...]]:
     """It keeps what comes out of every stage of every step, (steps, order, B, C, *S); the last is the map."""
     stages = f.new_empty(steps, order, *f.shape)
     start = f
     for t in range(steps):
         g = start
         for j in range(order):
-            _launch(_stage, f, start, g, z, stages[t, j], 1 / (order - j))
+            _launch(_stage, f, factors, start, g, v, stages[t, j], 1 / (order - j))
             g = stages[t, j]
         start = g
     return start, (f, stages)
 
 
-def backward(kept: tuple[Tensor, ...], z: Tensor, p: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    """A step back is a chain of adjoint stages. What a step gives to z is found beside the chain of the next one."""
+def backward(kept: tuple[Tensor, ...], v: Tensor, factors: Sequence[float], p: Tensor, order: int) -> tuple[Tensor, Tensor]:
+    """A step back is a chain of adjoint stages. What a step gives to v is found beside the chain of the next one."""
     f, stages = kept
     steps, p = len(stages), p.contiguous()
-    z_grad = torch.empty_like(z)
+    v_grad = torch.empty_like(v)
     chains, sums = p.new_empty(2, order - 1, *p.shape), p.new_empty(3, *p.shape)
     beside = _Beside(p.device)
     for t in range(steps - 1, -1, -1):
         beside.wait_for(t + 2)  # whose chain and sum are written over now
         chain, total = chains[t % 2], sums[t % 3]
         for k in range(1, order):
-            _launch(
-                _adjoint_stage, p, p if k == 1 else chain[k - 2], z, chain[k - 1], 1 / k, p, chain, ORDER=order, LAST=False
-            )
-        _launch(_adjoint_stage, p, chain[-1] if order > 1 else p, z, total, 1 / order, p, chain, ORDER=order, LAST=True)
+            q = p if k == 1 else chain[k - 2]
+            _launch(_adjoint_stage, p, factors, q, v, chain[k - 1], 1 / k, p, chain, ORDER=order, LAST=False)
+        q = p if order == 1 else chain[-1]
+        _launch(_adjoint_stage, p, factors, q, v, total, 1 / order, p, chain, ORDER=order, LAST=True)
         start = stages[t - 1, -1] if t else f
         with beside.work(t):
-            _launch(_by_z, p, p, chain, start, stages[t], z_grad, p.numel(), ORDER=order, FIRST=t == steps - 1)
+            _launch(_by_velocity, p, factors, p, chain, start, stages[t], v_grad, ORDER=order, FIRST=t == steps - 1)
         p = total
     beside.wait_for(0)
-    return p, z_grad
+    return p, v_grad
+
+
+@cache
+def _second_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 class _Beside:
     """Work on a second stream of a GPU; elsewhere it is just done."""
 
     def __init__(self, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.stream = _second_stream(device) if device.type == "cuda" else None
         self.done: dict[int, torch.cuda.Event] = {}
 
     @contextmanager
@@ -79,13 +85,26 @@ class _Beside:
             torch.cuda.current_stream(self.stream.device).wait_event(self.done[name])
 
 
-def _launch(kernel: Any, like: Tensor, *arguments: Any, **constants: int) -> None:
+def _launch(kernel: Any, like: Tensor, factors: Sequence[float], *arguments: Any, **constants: int) -> None:
+    """z_d = factors_d v_d is what a step makes of the velocity."""
     batch, channels, *shape = like.shape
     n0, n1, n2 = [1] * (3 - len(shape)) + shape
+    scales = [0.0] * (3 - len(shape)) + list(factors)
     t0, t1, t2 = TILES[len(shape)]
     blocks = triton.cdiv(n0, t0) * triton.cdiv(n1, t1) * triton.cdiv(n2, t2)
     kernel[blocks, batch](
-        *arguments, n0, n1, n2, CHANNELS=channels, AXES=len(shape), T0=t0, T1=t1, T2=t2, num_warps=WARPS, **constants
+        *arguments,
+        *scales,
+        n0,
+        n1,
+        n2,
+        CHANNELS=channels,
+        AXES=len(shape),
+        T0=t0,
+        T1=t1,
+        T2=t2,
+        num_warps=WARPS,
+        **constants,
     )
 
 
@@ -105,9 +124,12 @@ def place(n0, n1, n2, T0: tl.constexpr, T1: tl.constexpr, T2: tl.constexpr):
 def _stage(
     f,
     g,
-    z,
+    v,
     out,
     scale,
+    s0,
+    s1,
+    s2,
     n0,
     n1,
     n2,
@@ -121,15 +143,15 @@ def _stage(
     size = n0 * n1 * n2
     i, j, k, at, inside = place(n0, n1, n2, T0, T1, T2)
     pair = tl.program_id(1).to(tl.int64)
-    z += pair * AXES * size + at
+    v += pair * AXES * size + at
     field = pair * CHANNELS * size + at
     low1, high1, weight1 = _neighbours(j, n1)
     low2, high2, weight2 = _neighbours(k, n2)
-    z1 = scale * weight1 * tl.load(z + (AXES - 2) * size, mask=inside, other=0.0)
-    z2 = scale * weight2 * tl.load(z + (AXES - 1) * size, mask=inside, other=0.0)
+    z1 = scale * s1 * weight1 * tl.load(v + (AXES - 2) * size, mask=inside, other=0.0)
+    z2 = scale * s2 * weight2 * tl.load(v + (AXES - 1) * size, mask=inside, other=0.0)
     if AXES == 3:
         low0, high0, weight0 = _neighbours(i, n0)
-        z0 = scale * weight0 * tl.load(z, mask=inside, other=0.0)
+        z0 = scale * s0 * weight0 * tl.load(v, mask=inside, other=0.0)
     for c in tl.static_range(CHANNELS):
         here = field + c * size
         value = tl.load(f + here, mask=inside, other=0.0)
@@ -142,11 +164,14 @@ def _stage(
 @triton.jit
 def _adjoint_stage(
     q,
-    z,
+    v,
     out,
     scale,
     p,
     chain,
+    s0,
+    s1,
+    s2,
     n0,
     n1,
     n2,
@@ -162,14 +187,14 @@ def _adjoint_stage(
     size = n0 * n1 * n2
     i, j, k, at, inside = place(n0, n1, n2, T0, T1, T2)
     pair = tl.program_id(1).to(tl.int64)
-    z += pair * AXES * size + at
+    v += pair * AXES * size + at
     field = pair * CHANNELS * size + at
     step = tl.num_programs(1).to(tl.int64) * CHANNELS * size
-    low1, high1, before1, middle, after1 = _spread(z + (AXES - 2) * size, j, n1, n2, inside)
-    low2, high2, before2, middle2, after2 = _spread(z + (AXES - 1) * size, k, n2, 1, inside)
+    low1, high1, before1, middle, after1 = _spread(v + (AXES - 2) * size, s1, j, n1, n2, inside)
+    low2, high2, before2, middle2, after2 = _spread(v + (AXES - 1) * size, s2, k, n2, 1, inside)
     middle += middle2
     if AXES == 3:
-        low0, high0, before0, middle0, after0 = _spread(z, i, n0, n1 * n2, inside)
+        low0, high0, before0, middle0, after0 = _spread(v, s0, i, n0, n1 * n2, inside)
         middle += middle0
     at_border = inside & (middle != 0)
     for c in tl.static_range(CHANNELS):
@@ -191,13 +216,15 @@ def _adjoint_stage(
 
 
 @triton.jit
-def _by_z(
+def _by_velocity(
     p,
     chain,
     start,
     stages,
-    z_grad,
-    field_size,
+    v_grad,
+    s0,
+    s1,
+    s2,
     n0,
     n1,
     n2,
@@ -209,13 +236,13 @@ def _by_z(
     ORDER: tl.constexpr,
     FIRST: tl.constexpr,
 ):
-    """z_grad_d += sum_k 1/k sum_c q_(k-1) difference_d(g_k), q_0 = p and the chain, g_k what goes into stage k."""
+    """v_grad_d += factor_d sum_k 1/k sum_c q_(k-1) difference_d(g_k), q_0 = p and the chain, g_k what goes into stage k."""
     size = n0 * n1 * n2
     i, j, k, at, inside = place(n0, n1, n2, T0, T1, T2)
     pair = tl.program_id(1).to(tl.int64)
-    z_grad += pair * AXES * size + at
+    v_grad += pair * AXES * size + at
     field = pair * CHANNELS * size + at
-    step = field_size.to(tl.int64)
+    step = tl.num_programs(1).to(tl.int64) * CHANNELS * size
     low1, high1, weight1 = _neighbours(j, n1)
     low2, high2, weight2 = _neighbours(k, n2)
     by_z1 = tl.zeros((T0 * T1 * T2,), tl.float32)
@@ -231,10 +258,10 @@ def _by_z(
             by_z2 += q * _slope(g, low2, high2, inside)
             if AXES == 3:
                 by_z0 += q * _slope(g, low0 * n1 * n2, high0 * n1 * n2, inside)
-    _add(z_grad + (AXES - 2) * size, weight1 * by_z1, inside, FIRST)
-    _add(z_grad + (AXES - 1) * size, weight2 * by_z2, inside, FIRST)
+    _add(v_grad + (AXES - 2) * size, s1 * weight1 * by_z1, inside, FIRST)
+    _add(v_grad + (AXES - 1) * size, s2 * weight2 * by_z2, inside, FIRST)
     if AXES == 3:
-        _add(z_grad, weight0 * by_z0, inside, FIRST)
+        _add(v_grad, s0 * weight0 * by_z0, inside, FIRST)
 
 
 @triton.jit
@@ -258,10 +285,11 @@ def _neighbours(i, n):
 
 
 @triton.jit
-def _spread(z, i, n, stride, inside):
+def _spread(v, factor, i, n, stride, inside):
     """Along one axis: the way to the points before and after, and what z makes of the values before, at and after."""
     low, high = (i > 0).to(tl.int32) * stride, (i < n - 1).to(tl.int32) * stride
-    before = tl.where(i == 0, 0.0, tl.where(i == 1, 2.0, 1.0)) * tl.load(z - low, mask=inside, other=0.0)
-    after = tl.where(i == n - 1, 0.0, tl.where(i == n - 2, 2.0, 1.0)) * tl.load(z + high, mask=inside, other=0.0)
+    before = tl.where(i == 0, 0.0, tl.where(i == 1, 2.0, 1.0)) * tl.load(v - low, mask=inside, other=0.0)
+    after = tl.where(i == n - 1, 0.0, tl.where(i == n - 2, 2.0, 1.0)) * tl.load(v + high, mask=inside, other=0.0)
     end = inside & ((i == 0) | (i == n - 1))
-    return low, high, before, tl.where(i == 0, -2.0, 2.0) * tl.load(z, mask=end, other=0.0), after
+    middle = tl.where(i == 0, -2.0, 2.0) * tl.load(v, mask=end, other=0.0)
+    return low, high, factor * before, factor * middle, factor * after
