@@ -5,9 +5,7 @@ Maps are small beside a GPU's memory: all stages are kept, none is found again o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,54 +33,21 @@ def forward(f: Tensor, v: Tensor, factors: Sequence[float], steps: int, order: i
 
 
 def backward(kept: tuple[Tensor, ...], v: Tensor, factors: Sequence[float], p: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    """A step back is a chain of adjoint stages. What a step gives to v is found beside the chain of the next one."""
+    """A step back is a chain of adjoint stages, then one launch for what the step gives to the velocity."""
     f, stages = kept
     steps, p = len(stages), p.contiguous()
-    v_grad = torch.empty_like(v)
-    chains, sums = p.new_empty(2, order - 1, *p.shape), p.new_empty(3, *p.shape)
-    beside = _Beside(p.device)
+    v_grad, chain, sums = torch.empty_like(v), p.new_empty(order - 1, *p.shape), p.new_empty(2, *p.shape)
     for t in range(steps - 1, -1, -1):
-        beside.wait_for(t + 2)  # whose chain and sum are written over now
-        chain, total = chains[t % 2], sums[t % 3]
+        total = sums[t % 2]
         for k in range(1, order):
             q = p if k == 1 else chain[k - 2]
             _launch(_adjoint_stage, p, factors, q, v, chain[k - 1], 1 / k, p, chain, ORDER=order, LAST=False)
         q = p if order == 1 else chain[-1]
         _launch(_adjoint_stage, p, factors, q, v, total, 1 / order, p, chain, ORDER=order, LAST=True)
         start = stages[t - 1, -1] if t else f
-        with beside.work(t):
-            _launch(_by_velocity, p, factors, p, chain, start, stages[t], v_grad, ORDER=order, FIRST=t == steps - 1)
+        _launch(_by_velocity, p, factors, p, chain, start, stages[t], v_grad, ORDER=order, FIRST=t == steps - 1)
         p = total
-    beside.wait_for(0)
     return p, v_grad
-
-
-@cache
-def _second_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
-
-
-class _Beside:
-    """Work on a second stream of a GPU; elsewhere it is just done."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.stream = _second_stream(device) if device.type == "cuda" else None
-        self.done: dict[int, torch.cuda.Event] = {}
-
-    @contextmanager
-    def work(self, name: int) -> Iterator[None]:
-        """What comes within begins when all before it is done, and what comes after does not wait for it."""
-        if self.stream is None:
-            yield
-            return
-        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
-        with torch.cuda.stream(self.stream):
-            yield
-            self.done[name] = self.stream.record_event()
-
-    def wait_for(self, name: int) -> None:
-        if name in self.done and self.stream is not None:
-            torch.cuda.current_stream(self.stream.device).wait_event(self.done[name])
 
 
 def _launch(kernel: Any, like: Tensor, factors: Sequence[float], *arguments: Any, **constants: int) -> None:
