@@ -175,7 +175,7 @@ class TrainSettings(_Settings):
     """Steps on a batch before the next one (sgd); iterations on the momenta after a step of the network (lbfgs)."""
     momentum_rate: Positive = 0.7
     """Learning rate of the momenta, each with its gradient clipped for itself (sgd)."""
-    network_rate: Positive = 0.25
+    network_rate: Positive = 0.01
     """Learning rate of the network, its gradient clipped after summing over the batch."""
     clip: Positive = 1.0
     """Largest norm of either gradient."""

@@ -20,11 +20,14 @@ from metreg.learn.checkpoint import load_checkpoint
 from metreg.learn.momenta import Momenta, choose_home
 from metreg.learn.pairs import TrainingPairs
 from metreg.learn.train import train
+from metreg.learn.work import solve_for_momentum
 from metreg.metric.gaussian import make_gaussians
 from metreg.metric.learned import LearnedMetric
 from metreg.metric.multi_gaussian import MultiGaussian
+from metreg.metric.simplex import to_simplex
 from metreg.metric.store import MetricFile, load_metric, save_metric
 from metreg.similarity import Similarity
+from metreg.solve.register import make_metric
 from metreg.synthetic import ring_pair
 
 CPU = torch.device("cpu")
@@ -110,7 +113,14 @@ def test_a_killed_training_goes_on_and_ends_with_the_same_network(home: str, tmp
 
 def taking_turns(**more: object) -> Settings:
     """L-BFGS on the momenta between steps of the network."""
-    changes = {"train.epochs": [1, 4], "train.batch": 2, "train.steps": 3, "train.network_rate": 0.05, **more}
+    changes = {
+        "train.epochs": [1, 4],
+        "train.batch": 2,
+        "train.steps": 3,
+        "train.network_rate": 0.05,
+        "learned.transport": 1.0,
+        **more,
+    }
     return make_settings(changes={**changes, "solve.shrink": [2, 1], "solve.iterations": [10, 5], "solve.regularity": 10.0})
 
 
@@ -235,3 +245,39 @@ def test_damaged_metric_files_are_named(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(1)}, path, metadata={"format": "metreg-metric-1", "about": "{}"})
     with pytest.raises(MetregError, match="do not fit"):
         load_metric(path)
+
+
+def test_a_velocity_is_carried_over_to_other_weights() -> None:
+    grid = Grid.unit_cube((20, 18))
+    m = torch.randn(2, 2, *grid.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    one, other = (
+        make_metric(grid, MetricSettings(weights=weights), like=m)
+        for weights in ((0.1, 0.2, 0.3, 0.4), (0.2, 0.2, 0.3, 0.3))
+    )
+    v = one.sharp(m)
+    found = solve_for_momentum(other.sharp, v, m)
+    assert float((other.sharp(found) - v).norm()) < 0.1 * float((other.sharp(m) - v).norm())
+
+
+def test_the_gradient_of_a_turn_is_that_of_the_energy_at_fixed_velocity() -> None:
+    """d <v, K_w^-1 v> / dw = -<m, dK m>, against a difference quotient through a dense inverse."""
+    grid = Grid.unit_cube((5, 4))
+    gaussians = make_gaussians(grid, torch.tensor([0.2, 0.5], dtype=torch.float64), "separable")
+    generator = torch.Generator().manual_seed(0)
+    w = to_simplex(torch.rand(1, 2, *grid.shape, dtype=torch.float64, generator=generator) + 0.5)
+    dw = 1e-6 * torch.randn(w.shape, dtype=torch.float64, generator=generator)
+    v = torch.randn(1, 1, *grid.shape, dtype=torch.float64, generator=generator)
+
+    def dense(weights: torch.Tensor) -> torch.Tensor:
+        units = torch.eye(20, dtype=torch.float64).view(20, 1, *grid.shape)
+        return torch.cat([MultiGaussian(gaussians, weights, None).sharp(unit[None]).flatten()[None] for unit in units])
+
+    def energy(weights: torch.Tensor) -> torch.Tensor:
+        return v.flatten() @ torch.linalg.solve(dense(weights), v.flatten())
+
+    m = torch.linalg.solve(dense(w), v.flatten()).view_as(v)
+    w.requires_grad_()
+    (by_w,) = torch.autograd.grad(-(m * MultiGaussian(gaussians, w, None).sharp(m)).sum(), w)
+    w = w.detach()
+    quotient = (energy(w + dw) - energy(w - dw)) / 2
+    assert float((by_w * dw).sum()) == pytest.approx(float(quotient), rel=1e-4)

@@ -73,7 +73,8 @@ def _train(
                 on_epoch(record)
             if stage == GLOBAL:
                 training.progress.next_stage()
-                training.momenta.reset_buffers()
+                if training.settings.train.optimiser == "sgd":
+                    training.momenta.reset_buffers()
     finally:
         training.finish_writing()
     training.model.network.load_state_dict(training.best)
@@ -199,7 +200,8 @@ class _Training:
             shutil.copy(path, self.run / path.name)
         progress, _ = read_checkpoint(first_stage / "checkpoint.safetensors")
         self.momenta.load(progress.generation)
-        self.momenta.reset_buffers()
+        if self.settings.train.optimiser == "sgd":
+            self.momenta.reset_buffers()
         self.progress.generation = progress.generation
         self.common.time_steps.count = progress.time_steps or self.common.time_steps.count
         self.progress.next_stage()

@@ -1,7 +1,12 @@
-"""What is done with one batch of pairs: the paper's descent of all together, or L-BFGS between steps of the network."""
+"""What is done with one batch of pairs: the paper's descent of all together, or velocity and weights taking turns.
+
+By turns the energy is minimised as a function of velocity v and weights w, E = R(v) + lambda <v, K_w^-1 v> + penalties(w):
+L-BFGS for v under fixed weights; then a step of the network under fixed v, with K_w m = v, so dE/dw = -lambda <m, dK m>.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +14,7 @@ from torch import Tensor
 
 from metreg.config import Settings
 from metreg.energy import Energy, Objective, Point, Problem, Scene
+from metreg.fields import inner
 from metreg.flow.stationary import speed
 from metreg.grid import Grid
 from metreg.interpolate import downsample
@@ -21,6 +27,9 @@ from metreg.solve.lbfgs import Lbfgs
 from metreg.solve.optimise import clip_each, nesterov_step
 from metreg.solve.register import register_pair
 from metreg.solve.timesteps import TimeSteps
+
+CONJUGATE = 8
+"""Iterations that carry a velocity over to other weights."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +89,12 @@ class Work:
         self.buffer = torch.zeros_like(self.m, requires_grad=False)
         self.w = torch.zeros(size, len(common.settings.metric.sigma), *grid.shape, device=device)
         self.descend, self.teach = Replay(self._descend, device), Replay(self._teach, device)
+        self.found = torch.zeros(len(Energy._fields), size, device=device)
         self.search: Lbfgs | None = None
 
     @torch.no_grad()
     def begin(self, scene: Scene, m: Tensor, buffer: Tensor) -> None:
-        """Take in a batch."""
+        """Take in a batch. The buffer is the optimiser's momentum or, by turns, the velocity."""
         for mine, given in ((self.scene.source, scene.source), (self.scene.target, scene.target)):
             mine.copy_(given)
         if self.scene.mask is not None and scene.mask is not None:
@@ -100,14 +110,12 @@ class Work:
         if train.optimiser == "sgd":
             for _ in range(train.steps):
                 self.descend()
-        elif self.local:
+            return not self.common.time_steps.were_too_few()
+        if self.local:
+            self._settle()
             self.teach()
         else:
             self._register()
-        if self.common.time_steps.were_too_few():
-            return False
-        if train.optimiser == "lbfgs" and self.local:
-            self._settle()
         return True
 
     def _descend(self) -> None:
@@ -124,18 +132,26 @@ class Work:
                 self._move_network(shared)
 
     def _teach(self) -> None:
-        """Move the network at the momenta as they are, and find the weights that it gives now."""
-        terms, speeds = self._energy(self.m.detach())
-        shared = torch.autograd.grad(terms.total().sum(), list(self.common.model.network.parameters()))
-        self._note(terms, speeds)
-        with torch.no_grad():
-            self._move_network(list(shared))
-            self.w.copy_(self.common.model.weights(self.small, self.common.map_grid, self.m.detach()).w)
-
-    def _settle(self) -> None:
-        """A few iterations of L-BFGS on the momenta under the weights as they are now."""
+        """Move the network under the velocities as they are."""
         common, m = self.common, self.m.detach()
+        weights = common.model.weights(self.small, common.map_grid, m)
+        v = common.metric(weights.w).sharp(m)
+        penalties = common.model.penalties(weights, self.gamma, common.map_grid)
+        stored = common.settings.solve.regularity * inner(m, v, common.map_grid)
+        loss = torch.stack(tuple(penalties)).sum() - stored.sum()
+        gradients = torch.autograd.grad(loss, list(common.model.network.parameters()))
+        with torch.no_grad():
+            self.found[2:5] = torch.stack(tuple(penalties))
+            common.sums.add_(self.found.sum(1))
+            self._move_network(list(gradients))
+
+    @torch.no_grad()
+    def _settle(self) -> None:
+        """Momenta that give the velocities under the weights as they are now, then a few iterations of L-BFGS."""
+        common, m = self.common, self.m.detach()
+        self.w.copy_(common.model.weights(self.small, common.map_grid, m).w)
         metric, steps = common.metric(self.w), common.time_steps
+        m.copy_(solve_for_momentum(metric.sharp, self.buffer, m))
         before = steps.count
         steps.begin_at(speed(metric.sharp(m), common.map_grid))
         if self.search is None or steps.count != before:
@@ -145,6 +161,8 @@ class Work:
         for _ in range(common.settings.train.steps):
             self.iterate()
         m.copy_(self.search.m)
+        self.buffer.copy_(self.search.v)
+        self.found.copy_(self.search.terms)
         if steps.were_too_few():  # such steps were refused
             self.search = None
 
@@ -153,6 +171,7 @@ class Work:
         scene = self.scene
         found = register_pair(scene.source, scene.target, scene.grid, self.common.settings, mask=scene.mask)
         self.m.detach().copy_(found.m)
+        self.buffer.copy_(found.metric.sharp(found.m))
         self.common.sums.add_(torch.tensor([found.energy[term] for term in Energy._fields]).to(self.common.sums))
 
     def _energy(self, m: Tensor) -> Point:
@@ -177,3 +196,20 @@ class Work:
         for (name, p), part in zip(common.model.network.named_parameters(), gradients, strict=True):
             decayed = shorten * part + train.weight_decay * p
             nesterov_step(p, common.buffers[name], decayed, rate=rate, momentum=train.momentum)
+
+
+def solve_for_momentum(sharp: Callable[[Tensor], Tensor], v: Tensor, m: Tensor) -> Tensor:
+    """Momenta nearer to K m = v than the given ones, by conjugate gradients, each pair for itself."""
+
+    def dot(a: Tensor, b: Tensor) -> Tensor:
+        return (a * b).flatten(1).sum(1).view(-1, *[1] * (a.dim() - 1))
+
+    residual = v - sharp(m)
+    direction, size = residual, dot(residual, residual)
+    for _ in range(CONJUGATE):
+        smooth = sharp(direction)
+        length = size / dot(direction, smooth).clamp(min=1e-30)
+        m, residual = m + length * direction, residual - length * smooth
+        before, size = size, dot(residual, residual)
+        direction = residual + size / before.clamp(min=1e-30) * direction
+    return m
