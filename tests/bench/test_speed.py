@@ -38,6 +38,8 @@ def test_one_iteration(tmp_path: Path) -> None:
     assert found["iterations"]["lncc"]["whole"]["low"] <= found["iterations"]["lncc"]["whole"]["high"]
     again = CliRunner().invoke(app, words)
     assert "--overwrite" in str(again.exception)
+    even = CliRunner().invoke(app, ["bench", "pair", "--window", "4"])
+    assert "--window: must be odd" in str(even.exception)
 
 
 def test_a_training(tmp_path: Path) -> None:

@@ -25,6 +25,13 @@ from metreg.solve.register import make_metric
 COPY_BYTES = 2**28
 """Of the copy that tells how fast memory is."""
 FLOAT = 4
+FORWARD_FIELDS = 4 * 4
+"""Read and written by the four stages of an RK4 step on a GPU: start, last stage, velocity, next stage."""
+BACKWARD_FIELDS = 4 * 3 + 4 + 10
+"""The same on the way back: four adjoint stages, the sum of the chain, and the gradient by the velocity."""
+IMAGES = {"ncc": 4, "lncc": 49}
+"""Images read and written: ncc source and target, twice; lncc warp 2, its six passes 7 + 10 + 8 + 6 + 6 + 6, scaling and
+warp on the way back 2 + 2."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,7 @@ class Iteration:
         self.map_grid = map_grid_of(grid, case.map_factor)
         sizes = (case.batch, len(case.shape), *self.map_grid.shape)
         like = torch.empty(0, device=device)
-        images = [self.images(seed).to(device) for seed in range(2)]
+        images = [smooth_noise(case.shape, case.batch, seed).to(device) for seed in range(2)]
         self.scene = Scene(images[0], images[1], grid, self.map_grid)
         sigma = (0.01, 0.05, 0.1, 0.2) if case.gaussians == 4 else tuple(0.2 * 0.6**i for i in range(case.gaussians))
         settings = MetricSettings(sigma=tuple(sorted(sigma)), realisation=case.realisation)
@@ -82,14 +89,6 @@ class Iteration:
         self.v = self.metric.sharp(self.m).detach().requires_grad_()
         self.phi_inv = self._flow().detach().requires_grad_()
         self.p = torch.randn(sizes, generator=generator).to(device)
-
-    def images(self, seed: int) -> Tensor:
-        """Smooth noise, (B, 1, *S)."""
-        case = self.case
-        generator = torch.Generator().manual_seed(seed)
-        small = torch.rand(case.batch, 1, *[max(4, n // 12) for n in case.shape], generator=generator)
-        mode = {2: "bilinear", 3: "trilinear"}[len(case.shape)]
-        return torch.nn.functional.interpolate(small, size=case.shape, mode=mode, align_corners=True)
 
     def _flow(self) -> Tensor:
         return flow(self.v, self.map_grid, steps=self.case.steps, adapt=False)
@@ -111,13 +110,19 @@ class Iteration:
 
     def least_bytes(self) -> int:
         """What the kernels of an iteration read and write at least, each tensor of theirs counted once."""
-        case, nodes, axes = self.case, self.map_grid.points(self.p).numel() // len(self.case.shape), len(self.case.shape)
-        voxels = self.scene.source[0].numel()
-        forward, backward = 4 * axes, 8 * axes  # f, g, z to out; q, g, z, totals, gradient to q, totals, gradient
-        flow_values = case.steps * 4 * (forward + backward) * nodes
-        smooth_values = 2 * 2 * axes * case.gaussians * axes * nodes
-        image_values = (4 if case.similarity == "ncc" else 38) * voxels + 4 * axes * nodes
+        case, axes, voxels = self.case, len(self.case.shape), self.scene.source[0].numel()
+        points = self.map_grid.points(self.p).numel()  # of a field on the map's grid, all components
+        flow_values = case.steps * (FORWARD_FIELDS + BACKWARD_FIELDS) * points
+        smooth_values = 2 * 2 * axes * case.gaussians * points  # two ways, an image in and out for every axis
+        image_values = IMAGES[case.similarity] * voxels + 4 * points if case.similarity in IMAGES else 0
         return FLOAT * case.batch * (flow_values + smooth_values + image_values)
+
+
+def smooth_noise(shape: tuple[int, ...], batch: int, seed: int) -> Tensor:
+    """Images (B, 1, *S) in [0, 1]."""
+    small = torch.rand(batch, 1, *[max(4, n // 12) for n in shape], generator=torch.Generator().manual_seed(seed))
+    mode = {2: "bilinear", 3: "trilinear"}[len(shape)]
+    return torch.nn.functional.interpolate(small, size=shape, mode=mode, align_corners=True)
 
 
 def measure(work: Callable[[], None], device: torch.device, repeats: int, *, record: bool = True) -> Timing:

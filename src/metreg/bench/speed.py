@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from metreg.bench.iteration import Case, Iteration, bench_iteration, copy_bandwidth, measure
+from metreg.bench.iteration import Case, Iteration, bench_iteration, copy_bandwidth, measure, smooth_noise
 from metreg.checks import MetregError
 from metreg.config import changed, make_settings
 from metreg.grid import Grid
@@ -91,9 +91,7 @@ def bench_train(
     wanted = settings.train.epochs
     settings = changed(settings, {"train.epochs": list(epochs)})
     count = max(2, round((1 + (1 + 4 * pairs) ** 0.5) / 2))  # images of which all ordered pairs are so many
-    case = Case(shape=shape, batch=count)
-    volumes = Iteration(replace(case, batch=1), torch.device("cpu"))
-    images = torch.cat([volumes.images(seed) for seed in range(count)])
+    images = smooth_noise(shape, count, seed=0)
     every = [(i, j) for i in range(count) for j in range(count) if i != j]
     index = torch.tensor((every * (1 + pairs // len(every)))[:pairs])
     records: list[dict[str, Any]] = []

@@ -123,11 +123,13 @@ def pair(
     """
     from metreg.bench.iteration import Case
     from metreg.bench.speed import bench_pair, pair_tables
-    from metreg.checks import pick_device
+    from metreg.checks import MetregError, pick_device
 
     _check_json(out, overwrite)
+    if window % 2 == 0:
+        raise MetregError(f"--window: must be odd, got {window}")
     here = pick_device(device)
-    case = Case(shape=size or Case.shape, map_factor=map_factor, steps=steps, window=window | 1)
+    case = Case(shape=size or Case.shape, map_factor=map_factor, steps=steps, window=window)
     sizes = () if not growth else (64, 128, 192, 256) if here.type == "cuda" else (32, 48, 64, 96)
     with show_steps(quiet, "measuring") as tell:
         found = bench_pair(case, here, repeats=repeats, plain=plain, sizes=sizes, tell=tell)
