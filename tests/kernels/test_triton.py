@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -31,6 +36,14 @@ def assert_near(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> None:
 
 def single(*tensors: Tensor) -> list[Tensor]:
     return [t.detach().float().to(DEVICE).requires_grad_(t.requires_grad) for t in tensors]
+
+
+def test_every_kernel_compiles_for_a_gpu_though_there_may_be_none() -> None:
+    """In a process of its own: in this one kernels may be for the interpreter, which takes more than the compiler does."""
+    script = Path(__file__).with_name("compile_for_gpu.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (9, 17), (2, 3, 2), (5, 7, 6)])

@@ -7,8 +7,6 @@ the same every time.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
@@ -16,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from metreg.grid import Grid
-from metreg.kernels.transport_gpu import place
+from metreg.kernels.tiles_gpu import blocks_of, place
 
 TILES = {2: (1, 8, 32), 3: (2, 4, 32)}
 """Points of one block along three axes."""
@@ -32,7 +30,7 @@ class FoldingOnGpu(torch.autograd.Function):
         shape = (1,) * (3 - dim) + tuple(grid.shape)
         scales = [0.0] * (3 - dim) + [1 / h for h in grid.spacing]
         tile = TILES[dim]
-        blocks = math.prod(triton.cdiv(n, t) for n, t in zip(shape, tile, strict=True))
+        blocks = blocks_of(shape, tile)
         common = {"FLAT": dim == 2, "T0": tile[0], "T1": tile[1], "T2": tile[2]}
         parts = phi.new_empty(batch, blocks)
         edges = phi.new_empty(batch, dim, 2, dim, *grid.shape)  # direction, side, component

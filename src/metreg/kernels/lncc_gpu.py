@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from metreg.kernels.transport_gpu import place
+from metreg.kernels.tiles_gpu import blocks_of, place
 
 LINE = 256
 """Voxels of one block where sums run along the last axis."""
@@ -43,7 +43,7 @@ class LnccOnGpu(torch.autograd.Function):
         _products[lines](*images, along_lines, n0, n1, n2, BLOCK=LINE, **common)
         _box(along_lines, sums, 1, half)
         tile = TILES[0] if n0 > 1 else TILES[1]
-        blocks = math.prod(triton.cdiv(n, t) for n, t in zip((n0, n1, n2), tile, strict=True))
+        blocks = blocks_of((n0, n1, n2), tile)
         slopes, parts = along_lines[:3], a.new_empty(2, batch, blocks)
         _compare[blocks, batch](
             sums, images[2], slopes, parts, tiny, flat, n0, n1, n2, T0=tile[0], T1=tile[1], T2=tile[2], **common
@@ -72,7 +72,7 @@ def _box(f: Tensor, out: Tensor, axis: int, half: int) -> None:
     """Window sums of fields (F, B, n0, n1, n2) along the first or the middle axis."""
     fields, batch, n0, n1, n2 = f.shape
     t0, t1, t2 = TILES[axis]
-    blocks = triton.cdiv(n0, t0) * triton.cdiv(n1, t1) * triton.cdiv(n2, t2)
+    blocks = blocks_of((n0, n1, n2), (t0, t1, t2))
     _window_sum[blocks, fields * batch](f, out, n0, n1, n2, AXIS=axis, HALF=half, T0=t0, T1=t1, T2=t2)
 
 

@@ -15,19 +15,6 @@ def between(i, ratio, count):
 
 
 @triton.jit
-def bilinear(phi, i, j, wi, wj, step_i, step_j, k, c1, c2, inside, FLAT: tl.constexpr):
-    """One component of the map at its own index k along the last axis, interpolated along the others."""
-    at = phi + (i * c1 + j) * c2 + k
-    near, far = tl.load(at, mask=inside, other=0.0), tl.load(at + step_j * c2, mask=inside, other=0.0)
-    value = near + wj * (far - near)
-    if not FLAT:
-        at += step_i * c1 * c2
-        near, far = tl.load(at, mask=inside, other=0.0), tl.load(at + step_j * c2, mask=inside, other=0.0)
-        value += wi * (near + wj * (far - near) - value)
-    return value
-
-
-@triton.jit
 def _cell(x, n):
     """Voxel at or below position x, kept inside; how far x is beyond it; whether x may move."""
     free = (x > 0) & (x < n - 1)
@@ -37,8 +24,8 @@ def _cell(x, n):
 
 
 @triton.jit
-def _square(source, at, n2, w1, w2, step1, step2, inside):
-    """The source between four voxels of one slab: its value, and its slopes along the last two axes."""
+def square(source, at, n2, w1, w2, step1, step2, inside):
+    """What lies between four points of one plane: its value, and its slopes along the last two axes."""
     a, b = tl.load(source + at, mask=inside, other=0.0), tl.load(source + at + step2, mask=inside, other=0.0)
     at += step1 * n2
     c, d = tl.load(source + at, mask=inside, other=0.0), tl.load(source + at + step2, mask=inside, other=0.0)
@@ -53,13 +40,13 @@ def sample(source, x0, x1, x2, n0, n1, n2, inside, FLAT: tl.constexpr):
     k, w2, free2 = _cell(x2, n2)
     step1, step2 = tl.minimum(n1 - 1, 1), tl.minimum(n2 - 1, 1)
     if FLAT:
-        value, slope1, slope2 = _square(source, j * n2 + k, n2, w1, w2, step1, step2, inside)
+        value, slope1, slope2 = square(source, j * n2 + k, n2, w1, w2, step1, step2, inside)
         slope0 = tl.zeros_like(value)
     else:
         i, w0, free0 = _cell(x0, n0)
         at = (i * n1 + j) * n2 + k
-        near, near1, near2 = _square(source, at, n2, w1, w2, step1, step2, inside)
-        far, far1, far2 = _square(source, at + tl.minimum(n0 - 1, 1) * n1 * n2, n2, w1, w2, step1, step2, inside)
+        near, near1, near2 = square(source, at, n2, w1, w2, step1, step2, inside)
+        far, far1, far2 = square(source, at + tl.minimum(n0 - 1, 1) * n1 * n2, n2, w1, w2, step1, step2, inside)
         value, slope1, slope2 = near + w0 * (far - near), near1 + w0 * (far1 - near1), near2 + w0 * (far2 - near2)
         slope0 = tl.where(free0, far - near, 0.0)
     return value, slope0, tl.where(free1, slope1, 0.0), tl.where(free2, slope2, 0.0)
@@ -68,6 +55,4 @@ def sample(source, x0, x1, x2, n0, n1, n2, inside, FLAT: tl.constexpr):
 @triton.jit
 def first(i, ratio):
     """The first voxel whose up-sampled value depends on point i of the map, or the one before it."""
-    if ratio == 0:
-        return i
     return tl.maximum(tl.ceil((i - 1).to(tl.float32) / ratio - 1e-3), 0.0).to(tl.int32)

@@ -1,7 +1,7 @@
 """v = tau K (tau m) with the separable Gaussians on a GPU: matrix products, and Triton for the weights around them.
 
-Every product contracts the last axis and puts it first, so that all are alike and after as many as there are axes all stand
-where they were. Fields are (B, C, *S).
+Every product contracts the last axis and puts it first, so that all are alike, and after as many as there are axes all are
+in their order, behind them the components. Fields are (B, C, *S).
 """
 
 from __future__ import annotations
@@ -47,22 +47,21 @@ class Sharp(torch.autograd.Function):
 
 
 def _smooth(m: Tensor, root: Tensor, tau: Tensor | None, matrices: Sequence[Tensor]) -> Tensor:
-    """G_i * (sqrt(w_i) tau m) for every i, (B, N, C, *S)."""
+    """G_i * (sqrt(w_i) tau m) for every i, (B, N, *S, C)."""
     batch, channels, *shape = m.shape
     f = m.new_empty(batch, len(matrices[0]), channels, *shape)
     _launch(_weighted, f.shape[:2], m, root, tau, m, f)
     for matrix in reversed(matrices):
         n = f.shape[-1]
-        every = matrix[None, :, None].expand(batch, -1, channels, n, n)
-        f = (every @ f.view(*f.shape[:3], -1, n).mT).view(*f.shape[:3], n, *f.shape[3:-1])
+        f = (matrix @ f.view(*f.shape[:2], -1, n).mT).view(*f.shape[:2], n, *f.shape[2:-1])
     return f
 
 
 def _summed(smooth: Tensor, root: Tensor, tau: Tensor | None) -> Tensor:
     """tau sum_i sqrt(w_i) of what was smoothed."""
-    batch, _, channels, *shape = smooth.shape
+    batch, count, *shape, channels = smooth.shape
     v = smooth.new_empty(batch, channels, *shape)
-    _launch(_sum_up, (batch, smooth.shape[1]), v, root, tau, smooth, v)
+    _launch(_sum_up, (batch, count), v, root, tau, smooth, v)
     return v
 
 
@@ -134,13 +133,13 @@ def _sum_up(
     WINDOWED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """v (B, C, *S) = tau sum_i sqrt(w_i) f_i."""
+    """v (B, C, *S) = tau sum_i sqrt(w_i) f_i of f (B, N, *S, C)."""
     at, inside, pair = _points(size, BLOCK)
     for c in tl.static_range(C):
         total = tl.zeros((BLOCK,), tl.float32)
         for i in tl.static_range(N):
             weight = _root(root, i, pair, at, size, inside, N, LOCAL)
-            total += weight * tl.load(f + ((pair * N + i) * C + c) * size + at, mask=inside, other=0.0)
+            total += weight * tl.load(f + ((pair * N + i) * size + at) * C + c, mask=inside, other=0.0)
         if WINDOWED:
             total *= tl.load(tau + at, mask=inside, other=0.0)
         tl.store(v + (pair * C + c) * size + at, total, mask=inside)
@@ -167,7 +166,7 @@ def _by_weights(
     for i in tl.static_range(N):
         total = tl.zeros((BLOCK,), tl.float32)
         for c in tl.static_range(C):
-            here, there = (pair * C + c) * size + at, ((pair * N + i) * C + c) * size + at
+            here, there = (pair * C + c) * size + at, ((pair * N + i) * size + at) * C + c
             total += tl.load(p + here, mask=inside, other=0.0) * tl.load(smooth + there, mask=inside, other=0.0)
             total += tl.load(m + here, mask=inside, other=0.0) * tl.load(p_smooth + there, mask=inside, other=0.0)
         total /= 2 * _root(root, i, pair, at, size, inside, N, LOCAL)

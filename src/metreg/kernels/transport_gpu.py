@@ -13,41 +13,33 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILES = {2: (1, 8, 32), 3: (2, 8, 16)}
-"""Points of one block along three axes, in 2-D and 3-D: neighbours are read once for many."""
-WARPS = 4
-"""Of one block."""
+BLOCK = 256
+"""Points of a plane that one program takes, side by side in memory."""
 
 
 def forward(f: Tensor, v: Tensor, factors: Sequence[float], steps: int, order: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """It keeps what comes out of every stage of every step, (steps, order, B, C, *S); the last is the map."""
-    stages = f.new_empty(steps, order, *f.shape)
-    start = f
-    for t in range(steps):
-        g = start
+    """It keeps f and what comes out of every stage of every step, (1 + steps order, B, C, *S); the last is the map."""
+    maps = f.new_empty(1 + steps * order, *f.shape)
+    maps[0] = f
+    for t in range(0, steps * order, order):
         for j in range(order):
-            _launch(_stage, f, factors, start, g, v, stages[t, j], 1 / (order - j))
-            g = stages[t, j]
-        start = g
-    return start, (f, stages)
+            _launch(_stage, f, factors, maps[t], maps[t + j], v, maps[t + j + 1], 1 / (order - j))
+    return maps[-1].clone(), (maps,)  # the map may be kept when the stages are not
 
 
 def backward(kept: tuple[Tensor, ...], v: Tensor, factors: Sequence[float], p: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    """A step back is a chain of adjoint stages, then one launch for what the step gives to the velocity."""
-    f, stages = kept
-    steps, p = len(stages), p.contiguous()
-    v_grad, chain, sums = torch.empty_like(v), p.new_empty(order - 1, *p.shape), p.new_empty(2, *p.shape)
-    for t in range(steps - 1, -1, -1):
-        total = sums[t % 2]
+    """A step back is a chain of adjoint stages that begins with p, what the step gives to the velocity, and their sum."""
+    (maps,) = kept
+    v_grad, chain = torch.empty_like(v), p.new_empty(order, *p.shape)
+    chain[0] = p
+    last = len(maps) - 1 - order
+    for t in range(last, -1, -order):
         for k in range(1, order):
-            q = p if k == 1 else chain[k - 2]
-            _launch(_adjoint_stage, p, factors, q, v, chain[k - 1], 1 / k, p, chain, ORDER=order, LAST=False)
-        q = p if order == 1 else chain[-1]
-        _launch(_adjoint_stage, p, factors, q, v, total, 1 / order, p, chain, ORDER=order, LAST=True)
-        start = stages[t - 1, -1] if t else f
-        _launch(_by_velocity, p, factors, p, chain, start, stages[t], v_grad, ORDER=order, FIRST=t == steps - 1)
-        p = total
-    return p, v_grad
+            _launch(_adjoint_stage, p, factors, chain[k - 1], v, chain[k], 1 / k, chain, ORDER=order, LAST=False)
+        _launch(_by_velocity, p, factors, chain, maps[t], v_grad, ORDER=order, FIRST=t == last)
+        end = chain[-1] if order > 1 else chain[0].clone()  # what is written must not be what neighbours are read from
+        _launch(_adjoint_stage, p, factors, end, v, chain[0], 1 / order, chain, ORDER=order, LAST=True)
+    return chain[0], v_grad
 
 
 def _launch(kernel: Any, like: Tensor, factors: Sequence[float], *arguments: Any, **constants: int) -> None:
@@ -55,9 +47,7 @@ def _launch(kernel: Any, like: Tensor, factors: Sequence[float], *arguments: Any
     batch, channels, *shape = like.shape
     n0, n1, n2 = [1] * (3 - len(shape)) + shape
     scales = [0.0] * (3 - len(shape)) + list(factors)
-    t0, t1, t2 = TILES[len(shape)]
-    blocks = triton.cdiv(n0, t0) * triton.cdiv(n1, t1) * triton.cdiv(n2, t2)
-    kernel[blocks, batch](
+    kernel[triton.cdiv(n1 * n2, BLOCK), n0, batch](
         *arguments,
         *scales,
         n0,
@@ -65,24 +55,18 @@ def _launch(kernel: Any, like: Tensor, factors: Sequence[float], *arguments: Any
         n2,
         CHANNELS=channels,
         AXES=len(shape),
-        T0=t0,
-        T1=t1,
-        T2=t2,
-        num_warps=WARPS,
+        BLOCK=BLOCK,
+        num_warps=8 if kernel is _by_velocity else 4,  # it holds more for every point
         **constants,
     )
 
 
 @triton.jit
-def place(n0, n1, n2, T0: tl.constexpr, T1: tl.constexpr, T2: tl.constexpr):
-    """Indices along three axes of the points of this program's tile, where they lie in memory, and which there are."""
-    blocks1, blocks2 = tl.cdiv(n1, T1), tl.cdiv(n2, T2)
-    block = tl.program_id(0)
-    lane = tl.arange(0, T0 * T1 * T2)
-    i = block // (blocks1 * blocks2) * T0 + lane // (T1 * T2)
-    j = block // blocks2 % blocks1 * T1 + lane // T2 % T1
-    k = block % blocks2 * T2 + lane % T2
-    return i, j, k, (i * n1 + j) * n2 + k, (i < n0) & (j < n1) & (k < n2)
+def _place(n1, n2, BLOCK: tl.constexpr):
+    """A program's plane, and its points there: indices, where they lie, and which there are (others repeat the last)."""
+    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.minimum(lane, n1 * n2 - 1)
+    return tl.program_id(1), at // n2, at % n2, at, lane == at
 
 
 @triton.jit
@@ -100,30 +84,30 @@ def _stage(
     n2,
     CHANNELS: tl.constexpr,
     AXES: tl.constexpr,
-    T0: tl.constexpr,
-    T1: tl.constexpr,
-    T2: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """out = f + scale sum_d z_d difference_d(g)."""
-    size = n0 * n1 * n2
-    i, j, k, at, inside = place(n0, n1, n2, T0, T1, T2)
-    pair = tl.program_id(1).to(tl.int64)
-    v += pair * AXES * size + at
-    field = pair * CHANNELS * size + at
+    plane, size = n1 * n2, n0 * n1 * n2
+    i, j, k, at, inside = _place(n1, n2, BLOCK)
+    pair = tl.program_id(2).to(tl.int64)
     low1, high1, weight1 = _neighbours(j, n1)
     low2, high2, weight2 = _neighbours(k, n2)
-    z1 = scale * s1 * weight1 * tl.load(v + (AXES - 2) * size, mask=inside, other=0.0)
-    z2 = scale * s2 * weight2 * tl.load(v + (AXES - 1) * size, mask=inside, other=0.0)
+    low1, high1, low2, high2 = at - low1 * n2, at + high1 * n2, at - low2, at + high2
+    weight1 *= scale * s1
+    weight2 *= scale * s2
+    to_v = v + pair * AXES * size + i * plane
+    z1 = weight1 * tl.load(to_v + (AXES - 2) * size + at)
+    z2 = weight2 * tl.load(to_v + (AXES - 1) * size + at)
     if AXES == 3:
         low0, high0, weight0 = _neighbours(i, n0)
-        z0 = scale * s0 * weight0 * tl.load(v, mask=inside, other=0.0)
+        z0 = scale * s0 * weight0 * tl.load(to_v + at)
     for c in tl.static_range(CHANNELS):
-        here = field + c * size
-        value = tl.load(f + here, mask=inside, other=0.0)
-        value += z1 * _slope(g + here, low1 * n2, high1 * n2, inside) + z2 * _slope(g + here, low2, high2, inside)
+        here = (pair * CHANNELS + c) * size + i * plane
+        value = tl.load(f + here + at)
+        value += z1 * _slope(g + here, low1, high1) + z2 * _slope(g + here, low2, high2)
         if AXES == 3:
-            value += z0 * _slope(g + here, low0 * n1 * n2, high0 * n1 * n2, inside)
-        tl.store(out + here, value, mask=inside)
+            value += z0 * _slope(g + here, at - low0 * plane, at + high0 * plane)
+        tl.store(out + here + at, value, mask=inside)
 
 
 @triton.jit
@@ -132,7 +116,6 @@ def _adjoint_stage(
     v,
     out,
     scale,
-    p,
     chain,
     s0,
     s1,
@@ -142,50 +125,54 @@ def _adjoint_stage(
     n2,
     CHANNELS: tl.constexpr,
     AXES: tl.constexpr,
-    T0: tl.constexpr,
-    T1: tl.constexpr,
-    T2: tl.constexpr,
+    BLOCK: tl.constexpr,
     ORDER: tl.constexpr,
     LAST: tl.constexpr,
 ):
-    """out = scale sum_d difference_d^T (z_d q); the last of a chain adds p and all the chain (ORDER - 1, B, C, *S)."""
-    size = n0 * n1 * n2
-    i, j, k, at, inside = place(n0, n1, n2, T0, T1, T2)
-    pair = tl.program_id(1).to(tl.int64)
-    v += pair * AXES * size + at
-    field = pair * CHANNELS * size + at
-    step = tl.num_programs(1).to(tl.int64) * CHANNELS * size
-    low1, high1, before1, middle, after1 = _spread(v + (AXES - 2) * size, s1, j, n1, n2, inside)
-    low2, high2, before2, middle2, after2 = _spread(v + (AXES - 1) * size, s2, k, n2, 1, inside)
-    middle += middle2
+    """out = scale sum_d difference_d^T (z_d q); the last one adds all the chain (ORDER, B, C, *S)."""
+    plane, size = n1 * n2, n0 * n1 * n2
+    i, j, k, at, inside = _place(n1, n2, BLOCK)
+    pair = tl.program_id(2).to(tl.int64)
+    step = tl.num_programs(2).to(tl.int64) * CHANNELS * size
+    low1, high1, below1, middle1, above1 = _spread(j, n1, scale * s1)
+    low2, high2, below2, middle2, above2 = _spread(k, n2, scale * s2)
+    low1, high1, low2, high2 = at - low1 * n2, at + high1 * n2, at - low2, at + high2
+    to_v = v + pair * AXES * size + i * plane
+    v1, v2 = to_v + (AXES - 2) * size, to_v + (AXES - 1) * size
+    before1 = below1 * tl.load(v1 + low1)
+    after1 = above1 * tl.load(v1 + high1)
+    before2 = below2 * tl.load(v2 + low2)
+    after2 = above2 * tl.load(v2 + high2)
+    middle = middle1 * tl.load(v1 + at, mask=middle1 != 0, other=0.0)
+    middle += middle2 * tl.load(v2 + at, mask=middle2 != 0, other=0.0)
     if AXES == 3:
-        low0, high0, before0, middle0, after0 = _spread(v, s0, i, n0, n1 * n2, inside)
-        middle += middle0
-    at_border = inside & (middle != 0)
+        low0, high0, below0, middle0, above0 = _spread(i, n0, scale * s0)
+        low0, high0 = at - low0 * plane, at + high0 * plane
+        before0 = below0 * tl.load(to_v + low0)
+        after0 = above0 * tl.load(to_v + high0)
+        middle += middle0 * tl.load(to_v + at)
+    at_border = middle != 0
     for c in tl.static_range(CHANNELS):
-        here = field + c * size
-        value = middle * tl.load(q + here, mask=at_border, other=0.0)
-        value += before1 * tl.load(q + here - low1, mask=inside, other=0.0)
-        value -= after1 * tl.load(q + here + high1, mask=inside, other=0.0)
-        value += before2 * tl.load(q + here - low2, mask=inside, other=0.0)
-        value -= after2 * tl.load(q + here + high2, mask=inside, other=0.0)
+        here = (pair * CHANNELS + c) * size + i * plane
+        to_q = q + here
+        value = middle * tl.load(to_q + at, mask=at_border, other=0.0)
+        value += before1 * tl.load(to_q + low1)
+        value -= after1 * tl.load(to_q + high1)
+        value += before2 * tl.load(to_q + low2)
+        value -= after2 * tl.load(to_q + high2)
         if AXES == 3:
-            value += before0 * tl.load(q + here - low0, mask=inside, other=0.0)
-            value -= after0 * tl.load(q + here + high0, mask=inside, other=0.0)
-        value *= scale
+            value += before0 * tl.load(to_q + low0)
+            value -= after0 * tl.load(to_q + high0)
         if LAST:
-            value += tl.load(p + here, mask=inside, other=0.0)
-            for earlier in tl.static_range(ORDER - 1):
-                value += tl.load(chain + earlier * step + here, mask=inside, other=0.0)
-        tl.store(out + here, value, mask=inside)
+            for earlier in tl.static_range(ORDER):
+                value += tl.load(chain + earlier * step + here + at)
+        tl.store(out + here + at, value, mask=inside)
 
 
 @triton.jit
 def _by_velocity(
-    p,
     chain,
-    start,
-    stages,
+    maps,
     v_grad,
     s0,
     s1,
@@ -195,51 +182,50 @@ def _by_velocity(
     n2,
     CHANNELS: tl.constexpr,
     AXES: tl.constexpr,
-    T0: tl.constexpr,
-    T1: tl.constexpr,
-    T2: tl.constexpr,
+    BLOCK: tl.constexpr,
     ORDER: tl.constexpr,
     FIRST: tl.constexpr,
 ):
-    """v_grad_d += factor_d sum_k 1/k sum_c q_(k-1) difference_d(g_k), q_0 = p and the chain, g_k what goes into stage k."""
-    size = n0 * n1 * n2
-    i, j, k, at, inside = place(n0, n1, n2, T0, T1, T2)
-    pair = tl.program_id(1).to(tl.int64)
-    v_grad += pair * AXES * size + at
-    field = pair * CHANNELS * size + at
-    step = tl.num_programs(1).to(tl.int64) * CHANNELS * size
+    """v_grad_d += factor_d sum_k 1/k sum_c chain_(k-1) difference_d(g_k), g_k the map k stages before the step's end."""
+    plane, size = n1 * n2, n0 * n1 * n2
+    i, j, k, at, inside = _place(n1, n2, BLOCK)
+    pair = tl.program_id(2).to(tl.int64)
+    step = tl.num_programs(2).to(tl.int64) * CHANNELS * size
     low1, high1, weight1 = _neighbours(j, n1)
     low2, high2, weight2 = _neighbours(k, n2)
-    by_z1 = tl.zeros((T0 * T1 * T2,), tl.float32)
+    low1, high1, low2, high2 = at - low1 * n2, at + high1 * n2, at - low2, at + high2
+    by_z1 = tl.zeros((BLOCK,), tl.float32)
     by_z0, by_z2 = by_z1, by_z1
-    if AXES == 3:
-        low0, high0, weight0 = _neighbours(i, n0)
-    for c in tl.static_range(CHANNELS):
-        here = field + c * size
-        for stage in tl.static_range(ORDER):  # its scale is 1 / (stage + 1)
-            q = tl.load((p if stage == 0 else chain + (stage - 1) * step) + here, mask=inside, other=0.0) / (stage + 1)
-            g = (start if stage == ORDER - 1 else stages + (ORDER - 2 - stage) * step) + here
-            by_z1 += q * _slope(g, low1 * n2, high1 * n2, inside)
-            by_z2 += q * _slope(g, low2, high2, inside)
+    low0, high0, weight0 = _neighbours(i, n0)
+    low0, high0 = at - low0 * plane, at + high0 * plane
+    for stage in range(ORDER):  # loops are not unrolled: a program would hold too much
+        share = 1 / (stage + 1.0)
+        for c in range(CHANNELS):
+            here = (pair * CHANNELS + c) * size + i * plane
+            force = share * tl.load(chain + stage * step + here + at)
+            g = maps + (ORDER - 1 - stage) * step + here
+            by_z1 += force * _slope(g, low1, high1)
+            by_z2 += force * _slope(g, low2, high2)
             if AXES == 3:
-                by_z0 += q * _slope(g, low0 * n1 * n2, high0 * n1 * n2, inside)
-    _add(v_grad + (AXES - 2) * size, s1 * weight1 * by_z1, inside, FIRST)
-    _add(v_grad + (AXES - 1) * size, s2 * weight2 * by_z2, inside, FIRST)
+                by_z0 += force * _slope(g, low0, high0)
+    out = v_grad + pair * AXES * size + i * plane
+    _add(out + (AXES - 2) * size + at, s1 * weight1 * by_z1, inside, FIRST)
+    _add(out + (AXES - 1) * size + at, s2 * weight2 * by_z2, inside, FIRST)
     if AXES == 3:
-        _add(v_grad, s0 * weight0 * by_z0, inside, FIRST)
+        _add(out + at, s0 * weight0 * by_z0, inside, FIRST)
 
 
 @triton.jit
 def _add(into, value, inside, FIRST: tl.constexpr):
     if not FIRST:
-        value += tl.load(into, mask=inside, other=0.0)
+        value += tl.load(into)
     tl.store(into, value, mask=inside)
 
 
 @triton.jit
-def _slope(g, before, after, inside):
-    """The difference of the values so many places after and before."""
-    return tl.load(g + after, mask=inside, other=0.0) - tl.load(g - before, mask=inside, other=0.0)
+def _slope(g, before, after):
+    """The difference of the values at two places."""
+    return tl.load(g + after) - tl.load(g + before)
 
 
 @triton.jit
@@ -250,11 +236,10 @@ def _neighbours(i, n):
 
 
 @triton.jit
-def _spread(v, factor, i, n, stride, inside):
-    """Along one axis: the way to the points before and after, and what z makes of the values before, at and after."""
-    low, high = (i > 0).to(tl.int32) * stride, (i < n - 1).to(tl.int32) * stride
-    before = tl.where(i == 0, 0.0, tl.where(i == 1, 2.0, 1.0)) * tl.load(v - low, mask=inside, other=0.0)
-    after = tl.where(i == n - 1, 0.0, tl.where(i == n - 2, 2.0, 1.0)) * tl.load(v + high, mask=inside, other=0.0)
-    end = inside & ((i == 0) | (i == n - 1))
-    middle = tl.where(i == 0, -2.0, 2.0) * tl.load(v, mask=end, other=0.0)
-    return low, high, factor * before, factor * middle, factor * after
+def _spread(i, n, factor):
+    """Steps to the points before and after i, and how much of z q there and at i comes to i: `difference` transposed."""
+    low, high = (i > 0).to(tl.int32), (i < n - 1).to(tl.int32)
+    below = tl.where(i == 0, 0.0, tl.where(i == 1, 2.0, 1.0))
+    above = tl.where(i == n - 1, 0.0, tl.where(i == n - 2, 2.0, 1.0))
+    middle = tl.where(i == 0, -2.0, tl.where(i == n - 1, 2.0, 0.0))
+    return low, high, factor * below, factor * middle, factor * above

@@ -1,13 +1,15 @@
 """I0 o phi_inv on a GPU, in Triton: the map is up-sampled where it is needed and never stored at the image's resolution.
 
 Global correlation goes along: its sums are taken as the image is warped, and on the way back the image is warped again: not
-even that is stored. The way back gathers, so that it gives the same bits every time: a first kernel takes p grad I0 at
-every voxel and sums it onto the map's points along the last axis, a second one along the others. In 2-D n0 = 1.
+even that is stored. A program takes a column of voxels and goes along the first axis from one plane of the map to the next.
+The way back gathers, so that it gives the same bits every time: a first kernel takes p grad I0 at every voxel and sums it
+onto the map's points along the first axis, a second one along the others. In 2-D n0 = 1.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import triton
@@ -16,13 +18,13 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from metreg.grid import Grid
-from metreg.kernels.sampling_gpu import between, bilinear, first, sample
-from metreg.kernels.transport_gpu import place
+from metreg.kernels.sampling_gpu import between, first, sample, square
+from metreg.kernels.tiles_gpu import blocks_of, columns
 
-TILES = {2: (1, 8, 32), 3: (4, 4, 32)}
-"""Voxels of one block along three axes."""
-LINE = 128
-"""Points of one block on the way back."""
+BLOCK = 128
+"""Voxels of a plane that one program takes, side by side in memory."""
+CELLS = 8
+"""Planes of the map that it goes along."""
 SUMS = 6
 """Of k, k a, k b, k a a, k a b, k b b: mask k, warped a, target b."""
 
@@ -55,41 +57,39 @@ class WarpedNcc(torch.autograd.Function):
     ) -> Tensor:
         source, phi_inv, target = source.contiguous(), phi_inv.contiguous(), target.contiguous()
         mask = None if mask is None else mask.contiguous()
-        parts = source.new_empty(len(source), SUMS, _blocks(grid))
+        parts = source.new_empty(len(source), SUMS, _blocks(grid, phi_inv))
         _forward(source, phi_inv, grid, None, target, mask, parts)
-        count, *sums = parts.sum(2, dtype=torch.float64).unbind(1)
-        count = count.clamp(min=1)
-        mean_a, mean_b, aa, ab, bb = (total / count for total in sums)
-        variance_a, variance_b = (aa - mean_a**2).clamp(min=tiny), (bb - mean_b**2).clamp(min=tiny)
-        slope = (ab - mean_a * mean_b) / (variance_a * variance_b)
-        correlation = slope * (ab - mean_a * mean_b)
-        by_b = -2 * slope / count
-        by_a = torch.where(variance_a > tiny, 2 * correlation / variance_a, 0) / count
-        pull = torch.stack([by_b, by_a, -by_b * mean_b - by_a * mean_a], dim=1)
+        energy, pull = source.new_empty(len(source)), source.new_empty(len(source), 3)
+        _correlate[(len(source),)](parts, energy, pull, parts.shape[2], tiny, BLOCK=BLOCK)
         ctx.save_for_backward(source, phi_inv, target, mask, pull)  # type: ignore[arg-type]
         ctx.grid = grid  # type: ignore[attr-defined]
-        return (1 - correlation).to(source.dtype)
+        return energy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, p: Tensor) -> tuple[None, Tensor, None, None, None, None]:
         source, phi_inv, target, mask, pull = ctx.saved_tensors  # type: ignore[attr-defined]
-        pull = (pull * p[:, None]).to(source.dtype).contiguous()
+        pull = pull * p[:, None]
         gradient = _pull(source, phi_inv, ctx.grid, target, mask, pull)  # type: ignore[attr-defined]
         return None, gradient, None, None, None, None
 
 
-def _blocks(grid: Grid) -> int:
-    shape, tile = [1] * (3 - grid.dim) + list(grid.shape), TILES[grid.dim]
-    return math.prod(triton.cdiv(n, t) for n, t in zip(shape, tile, strict=True))
+def _blocks(grid: Grid, phi_inv: Tensor) -> int:
+    """Programs for one image."""
+    _, n1, n2, c0, _, _ = _geometry(phi_inv, grid)[:6]
+    return blocks_of((_cells(c0), n1 * n2), (CELLS, BLOCK))
+
+
+def _cells(points: int) -> int:
+    """Intervals between the map's points along the first axis; in 2-D there is one point, and voxels lie on it."""
+    return max(points - 1, 1)
 
 
 def _forward(
     source: Tensor, phi_inv: Tensor, grid: Grid, out: Tensor | None, target: Tensor, mask: Tensor | None, parts: Tensor
 ) -> None:
     """The warped image into `out`, or, where there is none, the sums of every block into `parts` (B, SUMS, blocks)."""
-    t0, t1, t2 = TILES[grid.dim]
-    _warp[_blocks(grid), len(source)](
+    _warp[_blocks(grid, phi_inv), len(source)](
         source,
         phi_inv,
         parts if out is None else out,
@@ -99,19 +99,18 @@ def _forward(
         FLAT=grid.dim == 2,
         SUM=out is None,
         MASKED=mask is not None,
-        T0=t0,
-        T1=t1,
-        T2=t2,
+        BLOCK=BLOCK,
+        CELLS=CELLS,
     )
 
 
 def _pull(source: Tensor, phi_inv: Tensor, grid: Grid, p: Tensor, mask: Tensor | None, pull: Tensor | None) -> Tensor:
     """The gradient towards the map, for p at every voxel, or for p = mask (pull_0 target + pull_1 warped + pull_2)."""
     geometry = _geometry(phi_inv, grid)
-    count = phi_inv.shape[-1]
-    part = p.new_empty(len(p), grid.dim, 2, *grid.shape[:-1], count)
-    blocks = triton.cdiv(math.prod(part.shape[3:]), LINE)
-    _adjoint[blocks, len(p)](
+    _, n1, n2, c0, c1, c2 = geometry[:6]
+    slabs = triton.cdiv(_cells(c0), CELLS)
+    part = p.new_empty(len(p), grid.dim, slabs, CELLS + 1, n1, n2)
+    _adjoint[_blocks(grid, phi_inv), len(p)](
         source,
         phi_inv,
         p,
@@ -120,15 +119,22 @@ def _pull(source: Tensor, phi_inv: Tensor, grid: Grid, p: Tensor, mask: Tensor |
         part,
         *geometry,
         FLAT=grid.dim == 2,
-        SPAN=math.ceil((grid.shape[-1] - 1) / (count - 1)) + 1,
         CORRELATE=pull is not None,
         MASKED=mask is not None,
-        BLOCK=LINE,
+        BLOCK=BLOCK,
+        CELLS=CELLS,
     )
     gradient = torch.empty_like(phi_inv)
-    spans = [1] * (2 - len(grid.shape[:-1])) + [_span(n, c) for n, c in zip(grid.shape, phi_inv.shape[2:-1], strict=False)]
-    blocks = triton.cdiv(math.prod(phi_inv.shape[2:]), LINE)
-    _gather[blocks, len(p) * grid.dim](part, gradient, *geometry[:8], SPAN0=spans[0], SPAN1=spans[1], BLOCK=LINE)
+    _gather[triton.cdiv(c1 * c2, BLOCK), c0, len(p) * grid.dim](
+        part,
+        gradient,
+        *geometry[:9],
+        slabs,
+        SPAN1=_span(n1, c1),
+        SPAN2=_span(n2, c2),
+        BLOCK=BLOCK,
+        CELLS=CELLS,
+    )
     return gradient
 
 
@@ -137,10 +143,10 @@ def _span(fine: int, coarse: int) -> int:
     return math.ceil(2 * (fine - 1) / (coarse - 1)) + 1
 
 
-def _geometry(phi_inv: Tensor, grid: Grid) -> tuple[float, ...]:
+def _geometry(phi_inv: Tensor, grid: Grid) -> tuple[Any, ...]:
     """Sizes of both grids, map points per voxel, and voxels per unit length, each for three axes."""
     fine, coarse = ((1,) * (3 - grid.dim) + tuple(shape) for shape in (grid.shape, phi_inv.shape[2:]))
-    ratios = [(c - 1) / (n - 1) if n > 1 else 0.0 for c, n in zip(coarse, fine, strict=True)]
+    ratios = [(c - 1) / (n - 1) if n > 1 else 1.0 for c, n in zip(coarse, fine, strict=True)]
     scales = [0.0] * (3 - grid.dim) + [1 / h for h in grid.spacing]
     return (*fine, *coarse, *ratios, *scales)
 
@@ -167,47 +173,86 @@ def _warp(
     FLAT: tl.constexpr,
     SUM: tl.constexpr,
     MASKED: tl.constexpr,
-    T0: tl.constexpr,
-    T1: tl.constexpr,
-    T2: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CELLS: tl.constexpr,
 ):
-    size, coarse = n0 * n1 * n2, c0 * c1 * c2
-    i, j, k, at, inside = place(n0, n1, n2, T0, T1, T2)
+    plane, size = n1 * n2, n0 * n1 * n2
+    j, k, at, inside, start, cells = columns(tl.maximum(c0 - 1, 1), n1, n2, BLOCK, CELLS)
     pair = tl.program_id(1).to(tl.int64)
     source += pair * size
-    phi += pair * (2 if FLAT else 3) * coarse
-    i, wi, step_i = between(i, r0, c0)
+    target += pair * size
+    mask += pair * size
+    phi += pair * (2 if FLAT else 3) * c0 * c1 * c2
     j, wj, step_j = between(j, r1, c1)
     k, wk, step_k = between(k, r2, c2)
-    x0 = tl.zeros((T0 * T1 * T2,), tl.float32)
-    if not FLAT:
-        near = bilinear(phi, i, j, wi, wj, step_i, step_j, k, c1, c2, inside, FLAT)
-        far = bilinear(phi, i, j, wi, wj, step_i, step_j, k + step_k, c1, c2, inside, FLAT)
-        x0 = (near + wk * (far - near)) * s0
-        phi += coarse
-    near = bilinear(phi, i, j, wi, wj, step_i, step_j, k, c1, c2, inside, FLAT)
-    far = bilinear(phi, i, j, wi, wj, step_i, step_j, k + step_k, c1, c2, inside, FLAT)
-    x1 = (near + wk * (far - near)) * s1
-    phi += coarse
-    near = bilinear(phi, i, j, wi, wj, step_i, step_j, k, c1, c2, inside, FLAT)
-    far = bilinear(phi, i, j, wi, wj, step_i, step_j, k + step_k, c1, c2, inside, FLAT)
-    x2 = (near + wk * (far - near)) * s2
-    value, _, _, _ = sample(source, x0, x1, x2, n0, n1, n2, inside, FLAT)
+    where = (j, wj, step_j, k, wk, step_k, c0, c1, c2, s0, s1, s2, inside)
+    sum_k = tl.zeros((BLOCK,), tl.float32)
+    sum_a, sum_b, sum_aa, sum_ab, sum_bb = sum_k, sum_k, sum_k, sum_k, sum_k
+    high0, high1, high2 = _position(phi, start, where, FLAT)
+    for turn in range(cells):
+        cell = start + turn
+        low0, low1, low2 = high0, high1, high2
+        high0, high1, high2 = _position(phi, tl.minimum(cell + 1, c0 - 1), where, FLAT)
+        begin, end = _voxels(cell, r0, n0, c0)
+        for step in range(end - begin):
+            i = begin + step
+            weight = i.to(tl.float32) * r0 - cell.to(tl.float32)
+            x0, x1, x2 = low0 + weight * (high0 - low0), low1 + weight * (high1 - low1), low2 + weight * (high2 - low2)
+            a, _, _, _ = sample(source, x0, x1, x2, n0, n1, n2, inside, FLAT)
+            if SUM:
+                b = tl.load(target + i * plane + at, mask=inside, other=0.0)
+                known = inside.to(tl.float32)
+                if MASKED:
+                    known = tl.load(mask + i * plane + at, mask=inside, other=0.0)
+                sum_k += known
+                sum_a += known * a
+                sum_b += known * b
+                sum_aa += known * a * a
+                sum_ab += known * a * b
+                sum_bb += known * b * b
+            else:
+                tl.store(out + pair * size + i * plane + at, a, mask=inside)
     if SUM:
-        b = tl.load(target + pair * size + at, mask=inside, other=0.0)
-        known = inside.to(tl.float32)
-        if MASKED:
-            known = tl.load(mask + pair * size + at, mask=inside, other=0.0)
         blocks = tl.num_programs(0)
         out += pair * 6 * blocks + tl.program_id(0)
-        tl.store(out, tl.sum(known))
-        tl.store(out + blocks, tl.sum(known * value))
-        tl.store(out + 2 * blocks, tl.sum(known * b))
-        tl.store(out + 3 * blocks, tl.sum(known * value * value))
-        tl.store(out + 4 * blocks, tl.sum(known * value * b))
-        tl.store(out + 5 * blocks, tl.sum(known * b * b))
-    else:
-        tl.store(out + pair * size + at, value, mask=inside)
+        tl.store(out, tl.sum(sum_k))
+        tl.store(out + blocks, tl.sum(sum_a))
+        tl.store(out + 2 * blocks, tl.sum(sum_b))
+        tl.store(out + 3 * blocks, tl.sum(sum_aa))
+        tl.store(out + 4 * blocks, tl.sum(sum_ab))
+        tl.store(out + 5 * blocks, tl.sum(sum_bb))
+
+
+@triton.jit
+def _correlate(parts, energy, pull, blocks, tiny, BLOCK: tl.constexpr):
+    """The sums of all blocks, the energy 1 - correlation, and its derivatives by the warped image, pull_0 b + pull_1 a +
+    pull_2, in double precision."""
+    pair = tl.program_id(0).to(tl.int64)
+    parts += pair * 6 * blocks
+    count = tl.maximum(_total(parts, blocks, BLOCK), 1.0)
+    mean_a = _total(parts + blocks, blocks, BLOCK) / count
+    mean_b = _total(parts + 2 * blocks, blocks, BLOCK) / count
+    spread_a = _total(parts + 3 * blocks, blocks, BLOCK) / count - mean_a * mean_a
+    covariance = _total(parts + 4 * blocks, blocks, BLOCK) / count - mean_a * mean_b
+    spread_b = _total(parts + 5 * blocks, blocks, BLOCK) / count - mean_b * mean_b
+    variance_a, variance_b = tl.maximum(spread_a, tiny), tl.maximum(spread_b, tiny)
+    slope = covariance / (variance_a * variance_b)
+    by_b = -2 * slope / count
+    by_a = tl.where(spread_a > tiny, 2 * slope * covariance / variance_a, 0.0) / count
+    tl.store(energy + pair, (1 - slope * covariance).to(tl.float32))
+    tl.store(pull + 3 * pair, by_b.to(tl.float32))
+    tl.store(pull + 3 * pair + 1, by_a.to(tl.float32))
+    tl.store(pull + 3 * pair + 2, (-by_b * mean_b - by_a * mean_a).to(tl.float32))
+
+
+@triton.jit
+def _total(f, count, BLOCK: tl.constexpr):
+    """The sum of so many values, in double precision."""
+    total = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, count, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        total += tl.load(f + at, mask=at < count, other=0.0).to(tl.float64)
+    return tl.sum(total)
 
 
 @triton.jit
@@ -231,91 +276,142 @@ def _adjoint(
     s1,
     s2,
     FLAT: tl.constexpr,
-    SPAN: tl.constexpr,
     CORRELATE: tl.constexpr,
     MASKED: tl.constexpr,
     BLOCK: tl.constexpr,
+    CELLS: tl.constexpr,
 ):
-    """part (B, D, 2, n0, n1, c2): what the voxels between two points of the map along the last axis pull at the lower and
-    at the upper one: the sum of p grad I0, with the weights of up-sampling."""
+    """part (B, D, slabs, CELLS + 1, n1, n2): what the voxels of a program pull at the map's planes that they lie between.
+
+    It is the sum of p grad I0, with the weights of up-sampling along the first axis. The last plane of a slab is the first
+    of the next one.
+    """
     dim: tl.constexpr = 2 if FLAT else 3
-    size, coarse, parts = n0 * n1 * n2, c0 * c1 * c2, n0 * n1 * c2
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    k, line = at % c2, at // c2
-    inside = (at < parts) & (k < c2 - 1)
+    plane, size = n1 * n2, n0 * n1 * n2
+    j, k, at, inside, start, cells = columns(tl.maximum(c0 - 1, 1), n1, n2, BLOCK, CELLS)
     pair = tl.program_id(1).to(tl.int64)
     if CORRELATE:
         by_b, by_a, by_one = tl.load(pull + 3 * pair), tl.load(pull + 3 * pair + 1), tl.load(pull + 3 * pair + 2)
     source += pair * size
-    p += pair * size + line * n2
-    mask += pair * size + line * n2
-    phi += pair * dim * coarse
-    part += pair * dim * 2 * parts + at
-    i, wi, step_i = between(line // n1, r0, c0)
-    j, wj, step_j = between(line % n1, r1, c1)
-    low0 = tl.zeros((BLOCK,), tl.float32)
-    high0 = low0
-    if not FLAT:
-        low0 = bilinear(phi, i, j, wi, wj, step_i, step_j, k, c1, c2, inside, FLAT) * s0
-        high0 = bilinear(phi, i, j, wi, wj, step_i, step_j, k + 1, c1, c2, inside, FLAT) * s0
-        phi += coarse
-    low1 = bilinear(phi, i, j, wi, wj, step_i, step_j, k, c1, c2, inside, FLAT) * s1
-    high1 = bilinear(phi, i, j, wi, wj, step_i, step_j, k + 1, c1, c2, inside, FLAT) * s1
-    phi += coarse
-    low2 = bilinear(phi, i, j, wi, wj, step_i, step_j, k, c1, c2, inside, FLAT) * s2
-    high2 = bilinear(phi, i, j, wi, wj, step_i, step_j, k + 1, c1, c2, inside, FLAT) * s2
-    down0 = tl.zeros((BLOCK,), tl.float32)
-    down1, down2, up0, up1, up2 = down0, down0, down0, down0, down0
-    start = tl.ceil(k.to(tl.float32) / r2 - 1e-3).to(tl.int32)
-    for step in range(SPAN):
-        fine = start + step
-        owner, weight, _ = between(fine, r2, c2)
-        here = inside & (fine < n2) & (owner == k)
-        x0, x1, x2 = low0 + weight * (high0 - low0), low1 + weight * (high1 - low1), low2 + weight * (high2 - low2)
-        value, slope0, slope1, slope2 = sample(source, x0, x1, x2, n0, n1, n2, here, FLAT)
-        force = tl.load(p + fine, mask=here, other=0.0)
-        if CORRELATE:
-            force = by_b * force + by_a * value + by_one
-        if MASKED:
-            force *= tl.load(mask + fine, mask=here, other=0.0)
-        above = tl.where(here, force * weight, 0.0)
-        below = tl.where(here, force, 0.0) - above
-        down0 += below * slope0
-        down1 += below * slope1
-        down2 += below * slope2
-        up0 += above * slope0
-        up1 += above * slope1
-        up2 += above * slope2
-    if not FLAT:
-        tl.store(part, down0 * s0, mask=inside)
-        tl.store(part + parts, up0 * s0, mask=inside)
-        part += 2 * parts
-    tl.store(part, down1 * s1, mask=inside)
-    tl.store(part + parts, up1 * s1, mask=inside)
-    tl.store(part + 2 * parts, down2 * s2, mask=inside)
-    tl.store(part + 3 * parts, up2 * s2, mask=inside)
+    p += pair * size
+    mask += pair * size
+    phi += pair * dim * c0 * c1 * c2
+    slab = start // CELLS
+    parts = tl.cdiv(tl.maximum(c0 - 1, 1), CELLS) * (CELLS + 1) * plane  # of one component
+    part += pair * dim * parts + slab * (CELLS + 1) * plane
+    j, wj, step_j = between(j, r1, c1)
+    k, wk, step_k = between(k, r2, c2)
+    where = (j, wj, step_j, k, wk, step_k, c0, c1, c2, s0, s1, s2, inside)
+    high0, high1, high2 = _position(phi, start, where, FLAT)
+    up0 = tl.zeros((BLOCK,), tl.float32)
+    up1, up2 = up0, up0
+    for turn in range(cells):
+        cell = start + turn
+        low0, low1, low2 = high0, high1, high2
+        high0, high1, high2 = _position(phi, tl.minimum(cell + 1, c0 - 1), where, FLAT)
+        down0, down1, down2 = up0, up1, up2
+        up0 = tl.zeros((BLOCK,), tl.float32)
+        up1, up2 = up0, up0
+        begin, end = _voxels(cell, r0, n0, c0)
+        for step in range(end - begin):
+            i = begin + step
+            weight = i.to(tl.float32) * r0 - cell.to(tl.float32)
+            x0, x1, x2 = low0 + weight * (high0 - low0), low1 + weight * (high1 - low1), low2 + weight * (high2 - low2)
+            value, slope0, slope1, slope2 = sample(source, x0, x1, x2, n0, n1, n2, inside, FLAT)
+            force = tl.load(p + i * plane + at, mask=inside, other=0.0)
+            if CORRELATE:
+                force = by_b * force + by_a * value + by_one
+            if MASKED:
+                force *= tl.load(mask + i * plane + at, mask=inside, other=0.0)
+            above = force * weight
+            below = force - above
+            down0 += below * slope0
+            down1 += below * slope1
+            down2 += below * slope2
+            up0 += above * slope0
+            up1 += above * slope1
+            up2 += above * slope2
+        _store(part + turn * plane + at, down0 * s0, down1 * s1, down2 * s2, parts, inside, FLAT)
+    _store(part + cells * plane + at, up0 * s0, up1 * s1, up2 * s2, parts, inside, FLAT)
 
 
 @triton.jit
-def _gather(part, out, n0, n1, n2, c0, c1, c2, r0, r1, SPAN0: tl.constexpr, SPAN1: tl.constexpr, BLOCK: tl.constexpr):
-    """out (F, c0, c1, c2) from part (F, 2, n0, n1, c2): the sum over voxels along the first two axes."""
+def _position(phi, c, where, FLAT: tl.constexpr):
+    """Where plane c of the map sends the voxels of a column, in voxels: three components."""
+    j, wj, step_j, k, wk, step_k, c0, c1, c2, s0, s1, s2, inside = where
+    at = j * c2 + k
+    phi += c * c1 * c2
+    x0 = tl.zeros_like(wj)
+    if not FLAT:
+        x0, _, _ = square(phi, at, c2, wj, wk, step_j, step_k, inside)
+        phi += c0 * c1 * c2
+    x1, _, _ = square(phi, at, c2, wj, wk, step_j, step_k, inside)
+    x2, _, _ = square(phi + c0 * c1 * c2, at, c2, wj, wk, step_j, step_k, inside)
+    return x0 * s0, x1 * s1, x2 * s2
+
+
+@triton.jit
+def _voxels(cell, ratio, n, count):
+    """The first voxel of an interval between the map's points, and the one after its last."""
+    begin, end = tl.ceil(cell.to(tl.float32) / ratio - 1e-3), tl.ceil((cell + 1).to(tl.float32) / ratio - 1e-3)
+    return begin.to(tl.int32), tl.where(cell + 2 >= count, n, end.to(tl.int32))
+
+
+@triton.jit
+def _store(at, value0, value1, value2, step, inside, FLAT: tl.constexpr):
+    if not FLAT:
+        tl.store(at, value0, mask=inside)
+        at += step
+    tl.store(at, value1, mask=inside)
+    tl.store(at + step, value2, mask=inside)
+
+
+@triton.jit
+def _gather(
+    part,
+    out,
+    n0,
+    n1,
+    n2,
+    c0,
+    c1,
+    c2,
+    r0,
+    r1,
+    r2,
+    slabs,
+    SPAN1: tl.constexpr,
+    SPAN2: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CELLS: tl.constexpr,
+):
+    """out (F, c0, c1, c2) from part (F, slabs, CELLS + 1, n1, n2): the sum over voxels along the last two axes."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < c0 * c1 * c2
-    field = tl.program_id(1).to(tl.int64)
-    i, j, k = at // (c1 * c2), at // c2 % c1, at % c2
-    low = part + field * 2 * n0 * n1 * c2 + k
-    high = low + n0 * n1 * c2 - 1
+    i = tl.program_id(1)
+    field = tl.program_id(2).to(tl.int64)
+    j, k = at // c2, at % c2
+    slab, row = i // CELLS, i % CELLS
+    part += field * slabs * (CELLS + 1) * n1 * n2
     total = tl.zeros((BLOCK,), tl.float32)
-    first0, first1 = first(i, r0), first(j, r1)
-    for step0 in range(SPAN0):
-        fine0 = first0 + step0
-        weight0 = 1 - tl.abs(fine0.to(tl.float32) * r0 - i.to(tl.float32))
-        for step1 in range(SPAN1):
-            fine1 = first1 + step1
-            weight = weight0 * (1 - tl.abs(fine1.to(tl.float32) * r1 - j.to(tl.float32)))
-            here = inside & (fine0 < n0) & (fine1 < n1) & (weight0 > 0) & (weight > 0)
-            line = (fine0 * n1 + fine1) * c2
-            value = tl.load(low + line, mask=here & (k < c2 - 1), other=0.0)
-            value += tl.load(high + line, mask=here & (k > 0), other=0.0)
-            total += tl.where(here, weight, 0.0) * value
-    tl.store(out + field * c0 * c1 * c2 + at, total, mask=inside)
+    if slab < slabs:
+        total += _gathered(part + (slab * (CELLS + 1) + row) * n1 * n2, j, k, n1, n2, c1, r1, r2, SPAN1, SPAN2)
+    if (row == 0) & (slab > 0):  # the slab before has a share in the first plane of this one
+        total += _gathered(part + (slab * (CELLS + 1) - 1) * n1 * n2, j, k, n1, n2, c1, r1, r2, SPAN1, SPAN2)
+    tl.store(out + (field * c0 + i) * c1 * c2 + at, total, mask=j < c1)
+
+
+@triton.jit
+def _gathered(plane, j, k, n1, n2, c1, r1, r2, SPAN1: tl.constexpr, SPAN2: tl.constexpr):
+    """The sum over voxels of a plane around point (j, k) of the map."""
+    total = tl.zeros_like(j).to(tl.float32)
+    first1, first2 = first(j, r1), first(k, r2)
+    for step1 in range(SPAN1):
+        fine1 = first1 + step1
+        weight1 = 1 - tl.abs(fine1.to(tl.float32) * r1 - j.to(tl.float32))
+        here1 = (fine1 < n1) & (weight1 > 0) & (j < c1)
+        for step2 in tl.static_range(SPAN2):
+            fine2 = first2 + step2
+            weight2 = 1 - tl.abs(fine2.to(tl.float32) * r2 - k.to(tl.float32))
+            here = here1 & (fine2 < n2) & (weight2 > 0)
+            total += tl.where(here, weight1 * weight2, 0.0) * tl.load(plane + fine1 * n2 + fine2, mask=here, other=0.0)
+    return total
