@@ -118,6 +118,10 @@ class Problem:
     def flow(self) -> FlowSettings:
         return self.objective.flow
 
+    @property
+    def map_grid(self) -> Grid:
+        return self.scene.map_grid
+
     def slope(self, m: Tensor, steps: int | None) -> Slope:
         """By hand where it is simple: d<m, K m> = 2 K m, and what depends on v alone has the gradient K dE/dv."""
         grid, regularity = self.scene.map_grid, self.objective.solve.regularity

@@ -113,7 +113,12 @@ def certify(phi: Tensor, grid: Grid) -> Certificate:
 
 
 def bernstein_minimum(phi: Tensor, grid: Grid) -> Tensor:
-    """Smallest Bernstein coefficient of det D phi in every cell of the multilinear map.  (B, D, *S) -> (B, *(S-1)).
+    """The smallest of the `bernstein_coefficients`: the determinant is nowhere below it.  (B, D, *S) -> (B, *(S-1))."""
+    return bernstein_coefficients(phi, grid).amin(0)
+
+
+def bernstein_coefficients(phi: Tensor, grid: Grid) -> Tensor:
+    """The Bernstein coefficients of det D phi in every cell of a multilinear map.  (B, D, *S) -> (J, B, *(S-1)).
 
     Along axis d the derivative is linear in every other coordinate, with the cell's 2^(D-1) edges in that direction as
     coefficients. The determinant has degree D-1 in each coordinate; its coefficient J is the average of the determinants
@@ -132,9 +137,8 @@ def bernstein_minimum(phi: Tensor, grid: Grid) -> Tensor:
         for others, normal in normals.items():
             degree = tuple(sum(corner[e] for corner in (first, *others)) for e in range(dim))
             det = (edge * normal).sum(1)
-            sums[degree] = sums[degree].add_(det) if degree in sums else det
-    coefficients = [total / math.prod(math.comb(dim - 1, j) for j in degree) for degree, total in sums.items()]
-    return torch.stack(coefficients).amin(0)
+            sums[degree] = sums[degree] + det if degree in sums else det
+    return torch.stack([total / math.prod(math.comb(dim - 1, j) for j in degree) for degree, total in sums.items()])
 
 
 def _edge(phi: Tensor, axis: int, corner: tuple[int, ...]) -> Tensor:

@@ -7,14 +7,15 @@ narrow is not held back. Nothing is read back, so that an iteration can be recor
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metreg.energy import Energy, Problem
+from metreg.energy import Energy, Slope
 from metreg.flow.stationary import reach, speed
+from metreg.grid import Grid
 from metreg.solve.timesteps import TimeSteps
 
 MEMORY = 10
@@ -29,10 +30,19 @@ PATIENCE = 5
 """Steps refused in a row after which the memory is given up."""
 
 
+class Descent(Protocol):
+    """An energy of momenta that says where it falls."""
+
+    @property
+    def map_grid(self) -> Grid: ...
+
+    def slope(self, m: Tensor, steps: int | None) -> Slope: ...
+
+
 class Lbfgs:
     """The search from momenta m (B, D, *S). `m`, and its energy `terms` (terms, B), are the best found so far."""
 
-    def __init__(self, problem: Problem, m: Tensor, steps: TimeSteps) -> None:
+    def __init__(self, problem: Descent, m: Tensor, steps: TimeSteps) -> None:
         self.problem, self.steps = problem, steps
         self.m, self.trial = m.clone(), m.clone()
         self.v, self.ascent, self.gradient = (torch.zeros_like(m) for _ in range(3))
@@ -124,7 +134,7 @@ class Lbfgs:
         remembered = (coefficients[:, None] @ self.memory.flatten(1, 2))[:, 0, :size].view_as(self.m)
         direction = -self._each(scale).to(self.m.dtype) * self.ascent - remembered
         self.slope.copy_((direction * self.gradient).flatten(1).sum(1, dtype=torch.float64))
-        first = FIRST_MOVE / speed(self.gradient, self.problem.scene.map_grid).double().clamp(min=1e-30)
+        first = FIRST_MOVE / speed(self.gradient, self.problem.map_grid).double().clamp(min=1e-30)
         self.length.copy_(torch.where(self.length.isfinite(), self.length, torch.where(none, first, 1.0)))
         self.trial.copy_(self.m + self._each(self.length).to(self.m.dtype) * direction)
 
