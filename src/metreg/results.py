@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,14 +16,14 @@ from metreg.config import Settings
 from metreg.data.formats import Image
 from metreg.data.intensity import BACKGROUND, standardise
 from metreg.data.io import to_nibabel, write_image
-from metreg.data.pair import Pair
+from metreg.data.pair import Pair, carry
 from metreg.data.transforms import (
     Affine,
     Field,
+    Mode,
     Transform,
     field_of_map,
     map_of_field,
-    sample_at,
     write_transform,
 )
 from metreg.data.whole import whole_folder
@@ -31,11 +32,11 @@ from metreg.evaluate.regions import Region, regions_of
 from metreg.evaluate.regularity import round_trip
 from metreg.fields import jacobian_determinant
 from metreg.flow.maps import Certificate, certify, compose, count_folds
-from metreg.grid import Array, Grid, voxel_size, world_points
+from metreg.grid import Array, Grid, voxel_size
 from metreg.interpolate import upsample
 from metreg.report.layers import image_layers, label_layer, metric_layers, shown_range
 from metreg.report.pair import pair_page
-from metreg.report.planes import Plane, inside_grid, pair_planes
+from metreg.report.planes import Plane, pair_planes
 from metreg.report.viewer import Layer
 from metreg.solve.momentum import write_momentum
 from metreg.solve.result import Record, Registration
@@ -95,23 +96,34 @@ class Result:
         return field_of_map(self.registration.phi_inv, self.registration.grid)
 
     @cached_property
-    def _sources(self) -> Array:
-        """Where every voxel of the fixed image comes from, world points in the moving image (P, D)."""
-        return Transform((self._field, Affine(self.affine))).apply(world_points(self.fixed.shape, self.fixed.affine))
+    def _aligned(self) -> list[Array]:
+        """The moving image, and its labels where they came, after the affine alone (*S)."""
+        return self._carried(Transform((Affine(self.affine),)))
+
+    @cached_property
+    def _warped(self) -> list[Array]:
+        """The same after the deformation: interpolated once, from the moving image as it came."""
+        return self._carried(Transform((self._field, Affine(self.affine))))
+
+    def _carried(self, transform: Transform) -> list[Array]:
+        parts: list[tuple[Image, Mode]] = [(self.moving, "linear")]
+        if self.moving_labels is not None:
+            parts.append((self.moving_labels, "nearest"))
+        return transform.resample_all(parts, self.fixed, self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.pair.source.device
 
     @cached_property
     def warped(self) -> Any:
-        """The moving image on the fixed grid, a nibabel image; interpolated once, from the moving image as it came."""
-        values = sample_at(self.moving.values[None], self.moving.affine, self._sources)
-        return to_nibabel(values.reshape(self.fixed.shape), self.fixed)
+        """The moving image on the fixed grid, a nibabel image."""
+        return to_nibabel(self._warped[0], self.fixed)
 
     @cached_property
     def warped_labels(self) -> Any:
         """The moving labels on the fixed grid, a nibabel image, or None."""
-        if self.moving_labels is None:
-            return None
-        labels = sample_at(self.moving_labels.values[None], self.moving_labels.affine, self._sources, mode="nearest")
-        return to_nibabel(labels.reshape(self.fixed.shape), self.fixed)
+        return None if self.moving_labels is None else to_nibabel(self._warped[1], self.fixed)
 
     @cached_property
     def overlaps(self) -> dict[str, Overlap]:
@@ -120,8 +132,7 @@ class Result:
             return {}
         target = self.fixed_labels.values
         labels = common_labels(self.moving_labels.values, target)
-        before = Transform((Affine(self.affine),)).resample(self.moving_labels, self.fixed, mode="nearest")
-        after = np.asarray(self.warped_labels.dataobj).reshape(target.shape)
+        before, after = self._aligned[1], self._warped[1]
         return {"before": overlap(before, target, labels), "after": overlap(after, target, labels)}
 
     @cached_property
@@ -134,12 +145,12 @@ class Result:
     def jacobian(self) -> Array:
         """Determinant of the deformation alone on the fixed grid (*S)."""
         det = jacobian_determinant(upsample(self.registration.phi_inv, self.pair.grid), self.pair.grid)
-        return self._on_fixed(det)
+        return np.asarray(self._on_fixed(det[None])[0])
 
     @cached_property
     def written_map(self) -> torch.Tensor:
         """The map as the transform file holds it, (1, D, *S), in double precision."""
-        return map_of_field(self._field, self.registration.grid)
+        return map_of_field(self._field, self.registration.grid).to(self._device)
 
     @cached_property
     def folds(self) -> int:
@@ -157,23 +168,29 @@ class Result:
             self.write_into(out)
 
     def write_into(self, out: Path) -> None:
+        """Files are packed beside the report, which takes as long."""
         import nibabel as nib
 
-        nib.save(self.warped, out / "warped.nii.gz")
-        if self.warped_labels is not None:
-            nib.save(self.warped_labels, out / "warped_labels.nii.gz")
-        write_transform(out / "moving_to_fixed.h5", self.transform)
-        write_transform(out / "fixed_to_moving.h5", self.inverse)
-        aligned = Transform((Affine(self.affine),)).resample(self.moving, self.fixed)
-        write_image(out / "moving_affine.nii.gz", aligned, self.fixed)
-        nib.save(self.sigma, out / "sigma.nii.gz")
-        write_image(out / "weights.nii.gz", np.moveaxis(self._weights, 0, -1), self._on(self.registration.grid))
-        write_image(out / "jacobian.nii.gz", self.jacobian, self.fixed)
         planes = {"fixed": self.fixed.plane, "moving": self.moving.plane}
-        write_momentum(out / "momentum.safetensors", self.registration, self.affine, self.settings, planes)
-        (out / "settings.toml").write_text(self.settings.to_toml(), encoding="utf-8")
-        (out / "result.json").write_text(json.dumps(self.summary, indent=2), encoding="utf-8")
-        (out / "report.html").write_text(self.report(), encoding="utf-8")
+        weights = np.moveaxis(self._weights, 0, -1)
+        with ThreadPoolExecutor() as pool:
+            written = [
+                pool.submit(write_image, out / "jacobian.nii.gz", self.jacobian, self.fixed),
+                pool.submit(nib.save, self.warped, out / "warped.nii.gz"),
+                pool.submit(write_image, out / "moving_affine.nii.gz", self._aligned[0], self.fixed),
+                pool.submit(nib.save, self.sigma, out / "sigma.nii.gz"),
+                pool.submit(write_image, out / "weights.nii.gz", weights, self._on(self.registration.grid)),
+            ]
+            if self.warped_labels is not None:
+                written.append(pool.submit(nib.save, self.warped_labels, out / "warped_labels.nii.gz"))
+            write_transform(out / "moving_to_fixed.h5", self.transform)
+            write_transform(out / "fixed_to_moving.h5", self.inverse)
+            write_momentum(out / "momentum.safetensors", self.registration, self.affine, self.settings, planes)
+            (out / "settings.toml").write_text(self.settings.to_toml(), encoding="utf-8")
+            (out / "result.json").write_text(json.dumps(self.summary, indent=2), encoding="utf-8")
+            (out / "report.html").write_text(self.report(), encoding="utf-8")
+            for file in written:
+                file.result()
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -235,16 +252,15 @@ class Result:
         """Regularity by label of the moving image, where its labels came."""
         if self.moving_labels is None:
             return []
-        grid, shape = self.registration.grid, self.fixed.shape
-        points = world_points(shape, self.fixed.affine)
-        sigma = np.asarray(self.sigma.dataobj).reshape(1, *grid.shape)
-        u = np.linalg.norm(self._field.displacement, axis=0, keepdims=True)
-        where = inside_grid(grid.affine, grid.shape, points)
+        grid = self.registration.grid
+        length = (self.registration.phi_inv - grid.points(self.registration.phi_inv)).norm(dim=1)
+        on_map = torch.stack([self.registration.metric.local_sigma()[0], length[0]])[None] * grid.length_mm
+        sigma, displacement = self._on_fixed(upsample(on_map, self.pair.grid))
         return regions_of(
-            Transform((Affine(self.affine),)).resample(self.moving_labels, self.fixed, mode="nearest"),
-            np.asarray(self.warped_labels.dataobj).reshape(shape),
-            sigma=sample_at(sigma, *where).reshape(shape),
-            displacement=sample_at(u, *where).reshape(shape),
+            self._aligned[1],
+            self._warped[1],
+            sigma=sigma,
+            displacement=displacement,
             jacobian=self.jacobian,
             voxel_ml=float(voxel_size(self.fixed.affine).prod()) / 1000,
             names=self.label_names,
@@ -252,12 +268,11 @@ class Result:
 
     def layers(self) -> list[Layer]:
         """What the viewer shows of a 3-D pair."""
-        before = Transform((Affine(self.affine),)).resample(self.moving, self.fixed)
-        after, sigma = np.asarray(self.warped.dataobj), np.asarray(self.sigma.dataobj)
+        before, after, sigma = self._aligned[0], self._warped[0], np.asarray(self.sigma.dataobj)
         grid = self.registration.grid
         jacobian = jacobian_determinant(self.registration.phi_inv, grid)[0].cpu().numpy()
         labels = {"fixed labels": None if self.fixed_labels is None else self.fixed_labels.values}
-        labels["moving labels, after"] = None if self.warped_labels is None else np.asarray(self.warped_labels.dataobj)
+        labels["moving labels, after"] = None if self.moving_labels is None else self._warped[1]
         return [
             *image_layers(self.fixed, {"before": before, "after": after}, window=shown_range(self.moving.values)),
             *metric_layers(sigma, jacobian, grid.affine),
@@ -274,16 +289,13 @@ class Result:
         return Image(np.empty(grid.shape, dtype=np.uint8), grid.affine, "map", self.fixed.plane)
 
     def _on_fixed(self, f: torch.Tensor) -> Array:
-        """Values (1, *S) on the domain at the voxels of the fixed image."""
-        values = f.cpu().numpy()
-        if self.pair.grid.shape == self.fixed.shape:
-            return np.asarray(values[0])
-        points = world_points(self.fixed.shape, self.fixed.affine)
-        return sample_at(values, self.pair.grid.affine, points)[0].reshape(self.fixed.shape)
+        """Values (1, C, *S) on the domain at the voxels of the fixed image (C, *S)."""
+        matrix = np.linalg.inv(self.pair.grid.affine) @ self.fixed.affine
+        return np.asarray(carry(f, matrix, self.fixed.shape)[0].cpu().numpy())
 
     def _inverse_facts(self) -> dict[str, Any]:
         grid = self.registration.grid
-        back = map_of_field(field_of_map(self.registration.phi, grid), grid)
+        back = map_of_field(field_of_map(self.registration.phi, grid), grid).to(self._device)
         gap = compose(self.written_map, back, grid) - grid.points(back)
         error = (gap / self.pair.grid.steps(gap)).norm(dim=1)
         home = round_trip(self.transform, self.inverse, self.fixed, standardise(self.fixed.values) > BACKGROUND)

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from conftest import centred, picture
 from metreg.config import make_settings
 from metreg.data.formats import Image
 from metreg.data.intensity import standardise
-from metreg.data.pair import content_length, extended_box, make_pair
+from metreg.data.pair import carry, content_length, extended_box, make_pair
+from metreg.data.transforms import Affine, Transform
 from metreg.grid import is_orthogonal, transform_points
 
 
@@ -69,3 +71,15 @@ def test_the_mask_is_where_both_images_are_known() -> None:
     assert pair.mask is not None
     known = pair.mask[0, 0].numpy()
     assert known.sum() == 36 * 30
+
+
+@pytest.mark.parametrize("turn", [0.0, 0.1])
+def test_an_image_is_carried_as_a_transform_resamples_it(turn: float) -> None:
+    image, reference = image_with(4), Image(np.empty((25, 40, 30)), np.diag([2.0, 2.0, 2.0, 1.0]))
+    matrix = np.eye(4)
+    matrix[:2, :2] = [[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]]
+    matrix[:3, 3] = [-6, 4, 2]
+    to_index = np.linalg.inv(image.affine) @ matrix @ reference.affine
+    found = carry(torch.from_numpy(image.values)[None, None], to_index, reference.shape)
+    expected = Transform((Affine(matrix),)).resample(image, reference)
+    np.testing.assert_allclose(found[0, 0].numpy(), expected, atol=1e-5)

@@ -14,7 +14,7 @@ from metreg.checks import MetregError
 from metreg.config import Settings
 from metreg.data.formats import Image
 from metreg.data.intensity import BACKGROUND, standardise
-from metreg.data.transforms import Affine, Transform, sample_at
+from metreg.data.transforms import positions, sample_at, sample_tensor
 from metreg.grid import Array, Grid, is_orthogonal, transform_points, voxel_size, world_points
 from metreg.interpolate import fill_unknown
 
@@ -71,12 +71,32 @@ def bring(
 
     `matrix` takes world points of the grid to world points of the image.
     """
-    here = Image(np.empty(grid.shape, dtype=np.uint8), grid.affine, "domain")
-    there, seen = Transform((Affine(matrix),)), None if mask is None else mask.values
-    known = image.with_values(np.ones(image.shape, dtype=np.float32) if seen is None else seen)
-    values = image.with_values(standardise(image.values, seen, standard))
-    f, k = (torch.from_numpy(there.resample(part, here))[None, None].to(device) for part in (values, known))
-    return fill_unknown(f, k, grid), k
+    seen = None if mask is None else mask.values
+    known = np.ones(image.shape, dtype=np.float32) if seen is None else seen.astype(np.float32)
+    both = torch.from_numpy(np.stack([standardise(image.values, seen, standard), known]))[None].to(device)
+    f, k = carry(both, np.linalg.inv(image.affine) @ matrix @ grid.affine, grid.shape).split(1, dim=1)
+    return fill_unknown(f.contiguous(), k.contiguous(), grid), k.contiguous()
+
+
+def carry(f: Tensor, matrix: Array, shape: tuple[int, ...]) -> Tensor:
+    """f (1, C, *S) on another grid, zero outside; `matrix` takes its indices to those of f.  -> (1, C, *shape)
+
+    Where that is a shift by whole voxels the values stay as they are.
+    """
+    whole = np.eye(len(matrix))
+    whole[:-1, -1] = matrix[:-1, -1].round()
+    if np.abs(matrix - whole).max() < 1e-9 * max(*f.shape, *shape):
+        first, out = [int(t) for t in whole[:-1, -1]], f.new_zeros(1, f.shape[1], *shape)
+        both = [(max(0, -t), min(n, m - t)) for t, n, m in zip(first, shape, f.shape[2:], strict=True)]
+        if all(low < high for low, high in both):
+            here = tuple(slice(low, high) for low, high in both)
+            there = tuple(slice(low + t, high + t) for t, (low, high) in zip(first, both, strict=True))
+            out[:, :, *here] = f[:, :, *there]
+        return out
+    out = f.new_empty(1, f.shape[1], *shape)
+    for planes, x in positions(matrix, shape, f.device):
+        out[:, :, planes] = sample_tensor(f, x, "linear")
+    return out
 
 
 def content_box(image: Image) -> tuple[Array, Array]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,6 +15,9 @@ from metreg.checks import MetregError
 from metreg.data.formats import Image
 from metreg.grid import Array, Grid, transform_points, voxel_size, world_points
 from metreg.interpolate import sample
+
+Mode = Literal["linear", "nearest"]
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,11 +62,31 @@ class Transform:
             points = part.apply(points)
         return points
 
-    def resample(self, image: Image, reference: Image, mode: str = "linear") -> Array:
+    def resample(self, image: Image, reference: Image, mode: Mode = "linear") -> Array:
         """The image on the voxels of the reference: its value at T(x) for every voxel x, zero outside.  (*S)"""
-        points = self.at_voxels(reference, image)
-        values = image.values if mode == "nearest" else image.values.astype(np.float32)
-        return sample_at(values[None], image.affine, points, mode=mode)[0].reshape(reference.shape)
+        return self.resample_all([(image, mode)], reference)[0]
+
+    def resample_all(
+        self, images: Sequence[tuple[Image, Mode]], reference: Image, device: torch.device = CPU
+    ) -> list[Array]:
+        """The same for several images of one space, a few planes at a time. Positions are kept in double precision."""
+        if self.dim > reference.dim:
+            points = self.at_voxels(reference, images[0][0])
+            found = [sample_at(_to_sample(f, mode)[None], f.affine, points, mode)[0] for f, mode in images]
+            return [values.reshape(reference.shape) for values in found]
+        tensors = [_tensor(_to_sample(image, mode)[None], device) for image, mode in images]
+        fields = [_tensor(part.displacement, device) if isinstance(part, Field) else None for part in self.parts]
+        out = [np.empty(reference.shape, dtype=_to_sample(image, mode).dtype) for image, mode in images]
+        for planes, x in positions(reference.affine, reference.shape, device):
+            for part, u in zip(self.parts, fields, strict=True):
+                if isinstance(part, Affine):
+                    x = linear(part.matrix, x)
+                else:
+                    assert u is not None
+                    x = x + sample_tensor(u, linear(np.linalg.inv(part.affine), x), "linear")[0]
+            for f, (image, mode), into in zip(tensors, images, out, strict=True):
+                into[planes] = sample_tensor(f, linear(np.linalg.inv(image.affine), x), mode)[0, 0].cpu().numpy()
+        return out
 
     def at_voxels(self, reference: Image, image: Image) -> Array:
         """Where every voxel of the reference goes (P, D), in the world of the image; between slices, in their planes."""
@@ -101,22 +126,57 @@ def map_of_field(field: Field, grid: Grid) -> torch.Tensor:
     return grid.points(shift) + shift
 
 
-def sample_at(values: Array, affine: Array, points: Array, mode: str = "linear") -> Array:
+def sample_at(values: Array, affine: Array, points: Array, mode: Mode = "linear") -> Array:
     """Values (C, *S) of a grid at world points (P, D), zero outside -> (C, P). Positions are kept in double precision."""
-    shape = values.shape[1:]
     index = transform_points(np.linalg.inv(affine), points)
+    chunk, out = 2_000_000, np.empty((len(values), len(points)), dtype=values.dtype)
+    exact = _tensor(values, CPU).double()
+    for start in range(0, len(points), chunk):
+        x = torch.from_numpy(index[start : start + chunk].T.copy())
+        out[:, start : start + chunk] = sample_tensor(exact, x, mode)[0].numpy()
+    return out
+
+
+def sample_tensor(f: torch.Tensor, x: torch.Tensor, mode: Mode) -> torch.Tensor:
+    """f (1, C, *S) at indices x (D, *T), zero outside -> (1, C, *T)."""
+    shape = f.shape[2:]
     if 1 in shape:  # a slice: a grid wants two points per axis, so the second repeats the first; half a voxel thick
         axis = shape.index(1)
-        thick = sample_at(np.repeat(values, 2, axis=1 + axis), affine, points, mode)
-        return np.where(np.abs(index[:, axis]) <= 0.5, thick, np.zeros((), dtype=thick.dtype))
-    grid = Grid(shape, (1.0,) * len(shape))
-    chunk, out = 2_000_000, np.empty((len(values), len(points)), dtype=values.dtype)
-    exact = torch.from_numpy(np.ascontiguousarray(values)).double()[None]
-    for start in range(0, len(points), chunk):
-        x = torch.from_numpy(index[start : start + chunk].T.copy())[None]
-        found = sample(exact, x, grid, mode="nearest" if mode == "nearest" else "linear", outside="zero")
-        out[:, start : start + chunk] = found[0].numpy()
-    return out
+        thick = sample_tensor(f.repeat_interleave(2, dim=2 + axis), x, mode)
+        return torch.where(x[axis].abs() <= 0.5, thick, torch.zeros((), dtype=thick.dtype, device=thick.device))
+    return sample(f, x[None], Grid(tuple(shape), (1.0,) * len(shape)), mode=mode, outside="zero")
+
+
+def positions(
+    matrix: Array, shape: tuple[int, ...], device: torch.device, at_a_time: int = 2_000_000
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Where a matrix takes the indices of an array, some planes after others: which, and (D, planes, ...) in double."""
+    lines = []  # what each axis adds, (D, 1, .., n, .., 1)
+    for axis, n in enumerate(shape):
+        along = torch.arange(n, dtype=torch.float64)[None] * torch.from_numpy(matrix[:-1, axis])[:, None]
+        lines.append(along.view(-1, *[n if a == axis else 1 for a in range(len(shape))]).to(device))
+    lines[0] += torch.from_numpy(matrix[:-1, -1].copy()).to(device).view(-1, *[1] * len(shape))
+    rest = sum(lines[1:])
+    planes = max(1, at_a_time // math.prod(shape[1:]))
+    for start in range(0, shape[0], planes):
+        part = slice(start, min(start + planes, shape[0]))
+        yield part, lines[0][:, part] + rest
+
+
+def linear(matrix: Array, x: torch.Tensor) -> torch.Tensor:
+    """A homogeneous matrix (E+1, D+1) on points (D, *T) -> (E, *T)."""
+    turn, shift = (torch.from_numpy(np.ascontiguousarray(part)).to(x) for part in (matrix[:-1, :-1], matrix[:-1, -1]))
+    return torch.addmm(shift[:, None], turn, x.flatten(1)).view(len(turn), *x.shape[1:])
+
+
+def _to_sample(image: Image, mode: Mode) -> Array:
+    return image.values if mode == "nearest" else image.values.astype(np.float32, copy=False)
+
+
+def _tensor(values: Array, device: torch.device) -> torch.Tensor:
+    """(C, *S) -> (1, C, *S) in a precision that holds all values."""
+    exact = values.dtype.kind == "f" or np.abs(values).max(initial=0) < 2**24
+    return torch.from_numpy(np.ascontiguousarray(values).astype(np.float32 if exact else np.float64)).to(device)[None]
 
 
 def write_transform(path: Path, transform: Transform) -> None:
