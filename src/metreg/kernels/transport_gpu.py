@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 256
-"""Points of a plane that one program takes, side by side in memory."""
+BLOCK, MANY = 256, 128
+"""Points of a plane that one program takes, side by side in memory; the second where it holds much for every point."""
 
 
 def forward(f: Tensor, v: Tensor, factors: Sequence[float], steps: int, order: int) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -47,7 +47,8 @@ def _launch(kernel: Any, like: Tensor, factors: Sequence[float], *arguments: Any
     batch, channels, *shape = like.shape
     n0, n1, n2 = [1] * (3 - len(shape)) + shape
     scales = [0.0] * (3 - len(shape)) + list(factors)
-    kernel[triton.cdiv(n1 * n2, BLOCK), n0, batch](
+    block = MANY if kernel is _by_velocity else BLOCK
+    kernel[triton.cdiv(n1 * n2, block), n0, batch](
         *arguments,
         *scales,
         n0,
@@ -55,8 +56,7 @@ def _launch(kernel: Any, like: Tensor, factors: Sequence[float], *arguments: Any
         n2,
         CHANNELS=channels,
         AXES=len(shape),
-        BLOCK=BLOCK,
-        num_warps=8 if kernel is _by_velocity else 4,  # it holds more for every point
+        BLOCK=block,
         **constants,
     )
 
