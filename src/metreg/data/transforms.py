@@ -130,10 +130,10 @@ def sample_at(values: Array, affine: Array, points: Array, mode: Mode = "linear"
     """Values (C, *S) of a grid at world points (P, D), zero outside -> (C, P). Positions are kept in double precision."""
     index = transform_points(np.linalg.inv(affine), points)
     chunk, out = 2_000_000, np.empty((len(values), len(points)), dtype=values.dtype)
-    exact = _tensor(values, CPU).double()
+    f = _tensor(values, CPU)
     for start in range(0, len(points), chunk):
         x = torch.from_numpy(index[start : start + chunk].T.copy())
-        out[:, start : start + chunk] = sample_tensor(exact, x, mode)[0].numpy()
+        out[:, start : start + chunk] = sample_tensor(f, x, mode)[0].numpy()
     return out
 
 
