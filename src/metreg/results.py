@@ -154,7 +154,7 @@ class Result:
 
     @cached_property
     def folds(self) -> int:
-        """Voxels at which the map written to disk folds, by the strict test: its determinants are among the certificate's."""
+        """Voxels at which the map written to disk folds, by the strict test, whose determinants the certificate has too."""
         return 0 if self.certificate.smallest > 0 else int(count_folds(self.written_map, self.registration.grid))
 
     @cached_property
