@@ -10,7 +10,7 @@ import pytest
 SRC = Path(__file__).resolve().parents[1] / "src" / "metreg"
 WALK = """
     checks presets config grid kernels.transport_cpu kernels.warp_cpu kernels.lncc_cpu kernels.folding_cpu
-    kernels.transport_gpu kernels.convolve kernels.sampling_gpu kernels.warp_gpu
+    kernels.tiles_gpu kernels.transport_gpu kernels.convolve kernels.sampling_gpu kernels.warp_gpu kernels.ncc_gpu
     kernels.lncc_gpu kernels.folding_gpu kernels.smooth_gpu kernels.replay kernels
     fields interpolate data.whole data.tensors data.datasets data.formats data.points data.io data.intensity
     data.transforms data.skull data.pair metric.base metric.gaussian metric.multi_gaussian metric.simplex metric.penalties

@@ -16,8 +16,9 @@ from metreg.kernels import transport_gpu
 from metreg.kernels.convolve import convolve
 from metreg.kernels.folding_gpu import FoldingOnGpu
 from metreg.kernels.lncc_gpu import LnccOnGpu
+from metreg.kernels.ncc_gpu import WarpedNcc
 from metreg.kernels.smooth_gpu import Sharp
-from metreg.kernels.warp_gpu import Warp, WarpedNcc
+from metreg.kernels.warp_gpu import Warp
 from metreg.metric.gaussian import SeparableGaussians
 
 

@@ -114,7 +114,7 @@ def test_warp(shape: tuple[int, ...], factor: float) -> None:
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(("shape", "factor"), [((9, 8), 0.5), ((12, 7, 11), 0.4)])
 def test_correlation_of_the_warped(shape: tuple[int, ...], factor: float, masked: bool) -> None:
-    from metreg.kernels.warp_gpu import WarpedNcc
+    from metreg.kernels.ncc_gpu import WarpedNcc
 
     grid = Grid(shape, (0.1, 0.12, 0.15)[: len(shape)])
     coarse = grid.coarsen(factor)

@@ -38,10 +38,10 @@ def read_labels(source: Any, role: str = "labels") -> Image:
     values = np.asarray(image.values)
     if not np.isfinite(values).all() or np.abs(values).max(initial=0) >= 2**31:
         raise MetregError(f"{role}: wanted integer labels below 2^31, got NaN, infinite or larger values: {image.name}")
-    rounded = np.rint(values)
-    if not np.array_equal(rounded, values):
+    rounded = values.astype(np.int32)
+    if values.dtype.kind == "f" and not np.array_equal(rounded, values):
         raise MetregError(f"{role}: wanted integer labels, got values such as {_first_odd(values):g}: {image.name}")
-    return replace(image, values=rounded.astype(np.int32))
+    return replace(image, values=rounded)
 
 
 def read_mask(source: Any, like: Image, role: str = "mask") -> Image:

@@ -10,6 +10,9 @@ import numpy as np
 
 from metreg.grid import Array
 
+MOST_LISTED = 2**20
+"""Labels below this are looked up in a table, which is faster than to search for them."""
+
 
 @dataclass(frozen=True)
 class Overlap:
@@ -35,7 +38,7 @@ class Overlap:
 def overlap(warped: Array, target: Array, labels: Array) -> Overlap:
     """Overlap of each of `labels`, those that both label images have before any warping (`common_labels`)."""
     order = np.sort(labels)
-    a, b = (_ranks(side.ravel(), order) for side in (warped, target))
+    a, b = (ranks(side.ravel(), order) for side in (warped, target))
     count_a, count_b = (np.bincount(side, minlength=len(order) + 1) for side in (a, b))
     both = np.bincount(a[a == b], minlength=len(order) + 1)
     rows = [(both[i], count_a[i], count_b[i]) for i in np.searchsorted(order, labels)]
@@ -52,8 +55,14 @@ def common_labels(moving: Array, fixed: Array) -> Array:
     return shared[shared != 0]
 
 
-def _ranks(values: Array, labels: Array) -> Array:
+def ranks(values: Array, labels: Array) -> Array:
     """Which of the sorted labels every value is; what is none of them gets the rank after the last."""
+    count = len(labels)
+    if count and values.dtype.kind in "iu" and labels[0] >= 0 and labels[-1] < MOST_LISTED:
+        end = int(labels[-1]) + 1
+        table = np.full(end + 1, count)
+        table[labels] = np.arange(count)
+        return table[np.where((values < 0) | (values > end), end, values)]
     place = np.searchsorted(labels, values)
-    known = labels[place.clip(max=len(labels) - 1)] == values
-    return np.where(known, place, len(labels))
+    known = labels[place.clip(max=max(0, count - 1))] == values if count else np.zeros(values.shape, dtype=bool)
+    return np.where(known, place, count)

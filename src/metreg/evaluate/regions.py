@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from metreg.evaluate.overlap import ranks
 from metreg.grid import Array
 
 
@@ -39,10 +40,10 @@ def regions_of(
     """Every label that is there `before` and `after` the deformation; all arrays (*S) on the same voxels, lengths in mm."""
     labels = np.intersect1d(before, after)
     labels = labels[labels != 0]
-    counts, sigmas = _sums(before, labels, np.ones_like(sigma)), _sums(before, labels, sigma)
-    ends = _sums(after, labels, np.ones_like(sigma))
+    counts, sigmas = _sums(before, labels, sigma)
     log = np.log(jacobian.clip(1e-6))
-    moved, grown, logs, squares = (_sums(after, labels, f) / ends for f in (displacement, jacobian, log, log**2))
+    ends, *sums = _sums(after, labels, displacement, jacobian, log, log**2)
+    moved, grown, logs, squares = (total / ends for total in sums)
     return [
         Region(
             label=int(label),
@@ -57,8 +58,8 @@ def regions_of(
     ]
 
 
-def _sums(where: Array, labels: Array, values: Array) -> Array:
-    """The sum of values over each of the labels, which are sorted."""
-    place = np.searchsorted(labels, where.ravel()).clip(max=max(0, len(labels) - 1))
-    hit = labels[place] == where.ravel() if len(labels) else np.zeros(where.size, dtype=bool)
-    return np.bincount(place[hit], weights=values.ravel()[hit].astype(float), minlength=len(labels))
+def _sums(where: Array, labels: Array, *fields: Array) -> list[Array]:
+    """For each of the labels, which are sorted: how many voxels it has, and the sums of fields over them."""
+    place = ranks(where.ravel(), labels)
+    weights = (None, *[f.ravel().astype(float) for f in fields])
+    return [np.bincount(place, weights=w, minlength=len(labels) + 1)[: len(labels)] for w in weights]

@@ -56,3 +56,25 @@ def sample(source, x0, x1, x2, n0, n1, n2, inside, FLAT: tl.constexpr):
 def first(i, ratio):
     """The first voxel whose up-sampled value depends on point i of the map, or the one before it."""
     return tl.maximum(tl.ceil((i - 1).to(tl.float32) / ratio - 1e-3), 0.0).to(tl.int32)
+
+
+@triton.jit
+def position(phi, c, where, FLAT: tl.constexpr):
+    """Where plane c of the map sends the voxels of a column, in voxels: three components."""
+    j, wj, step_j, k, wk, step_k, c0, c1, c2, s0, s1, s2, inside = where
+    at = j * c2 + k
+    phi += c * c1 * c2
+    x0 = tl.zeros_like(wj)
+    if not FLAT:
+        x0, _, _ = square(phi, at, c2, wj, wk, step_j, step_k, inside)
+        phi += c0 * c1 * c2
+    x1, _, _ = square(phi, at, c2, wj, wk, step_j, step_k, inside)
+    x2, _, _ = square(phi + c0 * c1 * c2, at, c2, wj, wk, step_j, step_k, inside)
+    return x0 * s0, x1 * s1, x2 * s2
+
+
+@triton.jit
+def voxels(cell, ratio, n, count):
+    """The first voxel of an interval between the map's points, and the one after its last."""
+    begin, end = tl.ceil(cell.to(tl.float32) / ratio - 1e-3), tl.ceil((cell + 1).to(tl.float32) / ratio - 1e-3)
+    return begin.to(tl.int32), tl.where(cell + 2 >= count, n, end.to(tl.int32))

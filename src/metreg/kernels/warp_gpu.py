@@ -1,7 +1,6 @@
 """I0 o phi_inv on a GPU, in Triton: the map is up-sampled where it is needed and never stored at the image's resolution.
 
-Global correlation goes along: its sums are taken as the image is warped, and on the way back the image is warped again: not
-even that is stored. A program takes a column of voxels and goes along the first axis from one plane of the map to the next.
+A program takes a column of voxels and goes along the first axis from one plane of the map to the next.
 The way back gathers, so that it gives the same bits every time: a first kernel takes p grad I0 at every voxel and sums it
 onto the map's points along the first axis, a second one along the others. In 2-D n0 = 1.
 """
@@ -18,15 +17,13 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from metreg.grid import Grid
-from metreg.kernels.sampling_gpu import between, first, sample, square
+from metreg.kernels.sampling_gpu import between, first, position, sample, voxels
 from metreg.kernels.tiles_gpu import blocks_of, columns
 
 BLOCK = 128
 """Voxels of a plane that one program takes, side by side in memory."""
 CELLS = 8
 """Planes of the map that it goes along."""
-SUMS = 6
-"""Of k, k a, k b, k a a, k a b, k b b: mask k, warped a, target b."""
 
 
 class Warp(torch.autograd.Function):
@@ -38,43 +35,17 @@ class Warp(torch.autograd.Function):
         ctx.save_for_backward(source, phi_inv)
         ctx.grid = grid  # type: ignore[attr-defined]
         out = torch.empty_like(source)
-        _forward(source, phi_inv, grid, out, source, None, out)
+        forward_of(source, phi_inv, grid, out, source, None, out)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, p: Tensor) -> tuple[None, Tensor, None]:
         source, phi_inv = ctx.saved_tensors  # type: ignore[attr-defined]
-        return None, _pull(source, phi_inv, ctx.grid, p.contiguous(), None, None), None  # type: ignore[attr-defined]
+        return None, pull_of(source, phi_inv, ctx.grid, p.contiguous(), None, None), None  # type: ignore[attr-defined]
 
 
-class WarpedNcc(torch.autograd.Function):
-    """`ncc(warp(source, phi_inv, grid), target, mask)`, nothing stored at the image's resolution.  -> (B,)"""
-
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx, source: Tensor, phi_inv: Tensor, target: Tensor, mask: Tensor | None, grid: Grid, tiny: float
-    ) -> Tensor:
-        source, phi_inv, target = source.contiguous(), phi_inv.contiguous(), target.contiguous()
-        mask = None if mask is None else mask.contiguous()
-        parts = source.new_empty(len(source), SUMS, _blocks(grid, phi_inv))
-        _forward(source, phi_inv, grid, None, target, mask, parts)
-        energy, pull = source.new_empty(len(source)), source.new_empty(len(source), 3)
-        _correlate[(len(source),)](parts, energy, pull, parts.shape[2], tiny, BLOCK=BLOCK)
-        ctx.save_for_backward(source, phi_inv, target, mask, pull)  # type: ignore[arg-type]
-        ctx.grid = grid  # type: ignore[attr-defined]
-        return energy
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: FunctionCtx, p: Tensor) -> tuple[None, Tensor, None, None, None, None]:
-        source, phi_inv, target, mask, pull = ctx.saved_tensors  # type: ignore[attr-defined]
-        pull = pull * p[:, None]
-        gradient = _pull(source, phi_inv, ctx.grid, target, mask, pull)  # type: ignore[attr-defined]
-        return None, gradient, None, None, None, None
-
-
-def _blocks(grid: Grid, phi_inv: Tensor) -> int:
+def programs(grid: Grid, phi_inv: Tensor) -> int:
     """Programs for one image."""
     _, n1, n2, c0, _, _ = _geometry(phi_inv, grid)[:6]
     return blocks_of((_cells(c0), n1 * n2), (CELLS, BLOCK))
@@ -85,11 +56,11 @@ def _cells(points: int) -> int:
     return max(points - 1, 1)
 
 
-def _forward(
+def forward_of(
     source: Tensor, phi_inv: Tensor, grid: Grid, out: Tensor | None, target: Tensor, mask: Tensor | None, parts: Tensor
 ) -> None:
     """The warped image into `out`, or, where there is none, the sums of every block into `parts` (B, SUMS, blocks)."""
-    _warp[_blocks(grid, phi_inv), len(source)](
+    _warp[programs(grid, phi_inv), len(source)](
         source,
         phi_inv,
         parts if out is None else out,
@@ -104,13 +75,13 @@ def _forward(
     )
 
 
-def _pull(source: Tensor, phi_inv: Tensor, grid: Grid, p: Tensor, mask: Tensor | None, pull: Tensor | None) -> Tensor:
+def pull_of(source: Tensor, phi_inv: Tensor, grid: Grid, p: Tensor, mask: Tensor | None, pull: Tensor | None) -> Tensor:
     """The gradient towards the map, for p at every voxel, or for p = mask (pull_0 target + pull_1 warped + pull_2)."""
     geometry = _geometry(phi_inv, grid)
     _, n1, n2, c0, c1, c2 = geometry[:6]
     slabs = triton.cdiv(_cells(c0), CELLS)
     part = p.new_empty(len(p), grid.dim, slabs, CELLS + 1, n1, n2)
-    _adjoint[_blocks(grid, phi_inv), len(p)](
+    _adjoint[programs(grid, phi_inv), len(p)](
         source,
         phi_inv,
         p,
@@ -188,12 +159,12 @@ def _warp(
     where = (j, wj, step_j, k, wk, step_k, c0, c1, c2, s0, s1, s2, inside)
     sum_k = tl.zeros((BLOCK,), tl.float32)
     sum_a, sum_b, sum_aa, sum_ab, sum_bb = sum_k, sum_k, sum_k, sum_k, sum_k
-    high0, high1, high2 = _position(phi, start, where, FLAT)
+    high0, high1, high2 = position(phi, start, where, FLAT)
     for turn in range(cells):
         cell = start + turn
         low0, low1, low2 = high0, high1, high2
-        high0, high1, high2 = _position(phi, tl.minimum(cell + 1, c0 - 1), where, FLAT)
-        begin, end = _voxels(cell, r0, n0, c0)
+        high0, high1, high2 = position(phi, tl.minimum(cell + 1, c0 - 1), where, FLAT)
+        begin, end = voxels(cell, r0, n0, c0)
         for step in range(end - begin):
             i = begin + step
             weight = i.to(tl.float32) * r0 - cell.to(tl.float32)
@@ -221,38 +192,6 @@ def _warp(
         tl.store(out + 3 * blocks, tl.sum(sum_aa))
         tl.store(out + 4 * blocks, tl.sum(sum_ab))
         tl.store(out + 5 * blocks, tl.sum(sum_bb))
-
-
-@triton.jit
-def _correlate(parts, energy, pull, blocks, tiny, BLOCK: tl.constexpr):
-    """The sums of all blocks, the energy 1 - correlation, and its derivatives by the warped image, pull_0 b + pull_1 a +
-    pull_2, in double precision."""
-    pair = tl.program_id(0).to(tl.int64)
-    parts += pair * 6 * blocks
-    count = tl.maximum(_total(parts, blocks, BLOCK), 1.0)
-    mean_a = _total(parts + blocks, blocks, BLOCK) / count
-    mean_b = _total(parts + 2 * blocks, blocks, BLOCK) / count
-    spread_a = _total(parts + 3 * blocks, blocks, BLOCK) / count - mean_a * mean_a
-    covariance = _total(parts + 4 * blocks, blocks, BLOCK) / count - mean_a * mean_b
-    spread_b = _total(parts + 5 * blocks, blocks, BLOCK) / count - mean_b * mean_b
-    variance_a, variance_b = tl.maximum(spread_a, tiny), tl.maximum(spread_b, tiny)
-    slope = covariance / (variance_a * variance_b)
-    by_b = -2 * slope / count
-    by_a = tl.where(spread_a > tiny, 2 * slope * covariance / variance_a, 0.0) / count
-    tl.store(energy + pair, (1 - slope * covariance).to(tl.float32))
-    tl.store(pull + 3 * pair, by_b.to(tl.float32))
-    tl.store(pull + 3 * pair + 1, by_a.to(tl.float32))
-    tl.store(pull + 3 * pair + 2, (-by_b * mean_b - by_a * mean_a).to(tl.float32))
-
-
-@triton.jit
-def _total(f, count, BLOCK: tl.constexpr):
-    """The sum of so many values, in double precision."""
-    total = tl.zeros((BLOCK,), tl.float64)
-    for start in range(0, count, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        total += tl.load(f + at, mask=at < count, other=0.0).to(tl.float64)
-    return tl.sum(total)
 
 
 @triton.jit
@@ -302,17 +241,17 @@ def _adjoint(
     j, wj, step_j = between(j, r1, c1)
     k, wk, step_k = between(k, r2, c2)
     where = (j, wj, step_j, k, wk, step_k, c0, c1, c2, s0, s1, s2, inside)
-    high0, high1, high2 = _position(phi, start, where, FLAT)
+    high0, high1, high2 = position(phi, start, where, FLAT)
     up0 = tl.zeros((BLOCK,), tl.float32)
     up1, up2 = up0, up0
     for turn in range(cells):
         cell = start + turn
         low0, low1, low2 = high0, high1, high2
-        high0, high1, high2 = _position(phi, tl.minimum(cell + 1, c0 - 1), where, FLAT)
+        high0, high1, high2 = position(phi, tl.minimum(cell + 1, c0 - 1), where, FLAT)
         down0, down1, down2 = up0, up1, up2
         up0 = tl.zeros((BLOCK,), tl.float32)
         up1, up2 = up0, up0
-        begin, end = _voxels(cell, r0, n0, c0)
+        begin, end = voxels(cell, r0, n0, c0)
         for step in range(end - begin):
             i = begin + step
             weight = i.to(tl.float32) * r0 - cell.to(tl.float32)
@@ -333,28 +272,6 @@ def _adjoint(
             up2 += above * slope2
         _store(part + turn * plane + at, down0 * s0, down1 * s1, down2 * s2, parts, inside, FLAT)
     _store(part + cells * plane + at, up0 * s0, up1 * s1, up2 * s2, parts, inside, FLAT)
-
-
-@triton.jit
-def _position(phi, c, where, FLAT: tl.constexpr):
-    """Where plane c of the map sends the voxels of a column, in voxels: three components."""
-    j, wj, step_j, k, wk, step_k, c0, c1, c2, s0, s1, s2, inside = where
-    at = j * c2 + k
-    phi += c * c1 * c2
-    x0 = tl.zeros_like(wj)
-    if not FLAT:
-        x0, _, _ = square(phi, at, c2, wj, wk, step_j, step_k, inside)
-        phi += c0 * c1 * c2
-    x1, _, _ = square(phi, at, c2, wj, wk, step_j, step_k, inside)
-    x2, _, _ = square(phi + c0 * c1 * c2, at, c2, wj, wk, step_j, step_k, inside)
-    return x0 * s0, x1 * s1, x2 * s2
-
-
-@triton.jit
-def _voxels(cell, ratio, n, count):
-    """The first voxel of an interval between the map's points, and the one after its last."""
-    begin, end = tl.ceil(cell.to(tl.float32) / ratio - 1e-3), tl.ceil((cell + 1).to(tl.float32) / ratio - 1e-3)
-    return begin.to(tl.int32), tl.where(cell + 2 >= count, n, end.to(tl.int32))
 
 
 @triton.jit

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from metreg.evaluate.overlap import ranks
 from metreg.grid import Array
 
 COLOURS = ("gray", "viridis", "inferno", "PuOr", "RdBu", "hot", "cool")
@@ -81,12 +82,11 @@ def _packed(layer: Layer) -> dict[str, Any]:
 
 def _packed_labels(layer: Layer) -> dict[str, Any]:
     """Labels as their rank among those present, 0 first."""
-    values = np.rint(layer.values).astype(np.int64)
-    labels = np.unique(values)
-    labels = np.concatenate([[0], labels[labels != 0]])
-    order = np.argsort(labels)
-    ranks = order[np.searchsorted(labels, values, sorter=order)]
-    indices = ranks.astype(np.uint8 if len(labels) <= 256 else np.uint16)
+    values = np.rint(layer.values).astype(np.int32)
+    present = np.union1d(values, [0])
+    order = np.argsort(present != 0, kind="stable")  # which of them is shown as the first, the second, ...
+    labels = present[order]
+    indices = np.argsort(order).astype(np.uint8 if len(labels) <= 256 else np.uint16)[ranks(values, present)]
     red, green, blue = zip(*(_label_colour(int(label)) for label in labels), strict=True)
     return {
         "nifti": _nifti(indices, layer.affine, slope=1.0, low=0.0, high=float(max(1, len(labels) - 1)), intent="label"),

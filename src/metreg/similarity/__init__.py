@@ -37,7 +37,7 @@ class Similarity:
     def of_map(self, source: Tensor, phi_inv: Tensor, target: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
         """Of I0 o phi_inv and the target on `grid`; the map (B, D, *C) may live on a coarser grid of the same box."""
         if self.settings.name == "ncc" and is_fast(phi_inv) and source.shape[1] == 1 and not source.requires_grad:
-            from metreg.kernels.warp_gpu import WarpedNcc
+            from metreg.kernels.ncc_gpu import WarpedNcc
 
             value: Tensor = WarpedNcc.apply(source, phi_inv, target, mask, grid, TINY)  # type: ignore[no-untyped-call]
             return self.settings.weight * value
