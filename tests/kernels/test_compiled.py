@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from metreg.flow.maps import folding, plain_folding
+from metreg.flow.maps import bernstein_coefficients, bernstein_minimum, folding, plain_folding
 from metreg.grid import Grid
 from metreg.interpolate import sample, upsample, warp
 from metreg.similarity.lncc import Lncc, lncc
@@ -92,3 +92,14 @@ def test_folding_of_a_map_that_shrinks_everything_alike(dim: int) -> None:
     for c in (0.3, 0.9, 1.0):
         expected = volume * max(0.0, 1 - c**dim / 0.5) ** 2
         assert float(folding(c * points, grid, 0.5)) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("kind", "tolerance"), KINDS)
+def test_bernstein_minimum(shape: tuple[int, ...], kind: torch.dtype, tolerance: float) -> None:
+    grid = Grid(shape, tuple(1 / (n - 1) for n in shape))
+    phi = torch.rand(2, len(shape), *shape, dtype=kind)
+    plain = bernstein_coefficients(phi, grid).amin(0)
+    torch.testing.assert_close(bernstein_minimum(phi, grid), plain, rtol=0, atol=tolerance * float(plain.abs().max()))
+    phi[(1, 0, *[1] * len(shape))] = torch.nan
+    assert bernstein_minimum(phi, grid)[(1, *[0] * len(shape))].isnan()

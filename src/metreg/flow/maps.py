@@ -114,6 +114,10 @@ def certify(phi: Tensor, grid: Grid) -> Certificate:
 
 def bernstein_minimum(phi: Tensor, grid: Grid) -> Tensor:
     """The smallest of the `bernstein_coefficients`: the determinant is nowhere below it.  (B, D, *S) -> (B, *(S-1))."""
+    if is_compiled(phi) and grid.dim == 3:
+        from metreg.kernels.bernstein_cpu import bernstein_minimum_3d
+
+        return bernstein_minimum_3d(phi, grid)
     return bernstein_coefficients(phi, grid).amin(0)
 
 
