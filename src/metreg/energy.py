@@ -106,6 +106,12 @@ class Slope(NamedTuple):
     """The gradient by the momenta, K ascent."""
 
 
+def too_far(m: Tensor, v: Tensor, speeds: Tensor) -> Slope:
+    """Where a step led beyond all measure: nobody will stay there."""
+    endless, nothing = torch.full_like(speeds, math.inf), torch.zeros_like(m)
+    return Slope(Energy(*[endless] * len(Energy._fields)), speeds, v, nothing, nothing)
+
+
 @dataclass(frozen=True)
 class Problem:
     """An energy to be minimised over momenta."""
@@ -129,9 +135,8 @@ class Problem:
             metric = self.metric.at(m)
             v = metric.sharp(m)
             speeds = speed(v, grid)
-            if steps is None and not bool((speeds < FASTEST).all()):  # a step that went too far
-                endless, nothing = torch.full_like(speeds, math.inf), torch.zeros_like(m)
-                return Slope(Energy(*[endless] * len(Energy._fields)), speeds, v, nothing, nothing)
+            if steps is None and not bool((speeds < FASTEST).all()):
+                return too_far(m, v, speeds)
         with torch.enable_grad():
             v.requires_grad_()
             similarity, folds = self.objective.carried(v, self.scene, steps)

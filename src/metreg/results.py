@@ -253,9 +253,9 @@ class Result:
         if self.moving_labels is None:
             return []
         grid = self.registration.grid
-        length = (self.registration.phi_inv - grid.points(self.registration.phi_inv)).norm(dim=1)
-        on_map = torch.stack([self.registration.metric.local_sigma()[0], length[0]])[None] * grid.length_mm
-        sigma, displacement = self._on_fixed(upsample(on_map, self.pair.grid))
+        sigma_mm = self.registration.metric.local_sigma()[0] * grid.length_mm
+        length = torch.from_numpy(np.linalg.norm(self._field.displacement, axis=0)).to(sigma_mm)
+        sigma, displacement = self._on_fixed(upsample(torch.stack([sigma_mm, length])[None], self.pair.grid))
         return regions_of(
             self._aligned[1],
             self._warped[1],

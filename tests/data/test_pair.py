@@ -8,9 +8,9 @@ from conftest import centred, picture
 from metreg.config import make_settings
 from metreg.data.formats import Image
 from metreg.data.intensity import standardise
-from metreg.data.pair import carry, content_length, extended_box, make_pair
+from metreg.data.pair import bring, carry, content_length, extended_box, make_pair
 from metreg.data.transforms import Affine, Transform
-from metreg.grid import is_orthogonal, transform_points
+from metreg.grid import Grid, is_orthogonal, transform_points
 
 
 def image_with(margin: int, affine: np.ndarray | None = None) -> Image:
@@ -83,3 +83,14 @@ def test_an_image_is_carried_as_a_transform_resamples_it(turn: float) -> None:
     found = carry(torch.from_numpy(image.values)[None, None], to_index, reference.shape)
     expected = Transform((Affine(matrix),)).resample(image, reference)
     np.testing.assert_allclose(found[0, 0].numpy(), expected, atol=1e-5)
+
+
+def test_what_lies_wholly_inside_a_turned_image_is_known_everywhere() -> None:
+    affine = centred(np.diag([2.0, 2.0, 2.0]), (40, 40, 40))
+    small = centred(np.diag([2.0, 2.0, 2.0]), (15, 15, 15))
+    moving, fixed = (Image(picture(shape, a), a) for shape, a in (((40, 40, 40), affine), ((15, 15, 15), small)))
+    turn = np.eye(4)
+    turn[:2, :2] = [[np.cos(0.2), -np.sin(0.2)], [np.sin(0.2), np.cos(0.2)]]
+    domain = Grid.of_image(fixed.shape, fixed.affine, 30.0)
+    _, known = bring(moving, None, turn, domain, torch.device("cpu"))
+    assert bool((known == 1).all())

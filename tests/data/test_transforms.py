@@ -119,3 +119,9 @@ def test_a_transform_between_slices_of_3d_files_is_3d(tmp_path: Path) -> None:
 def test_points_of_the_wrong_dimension_are_refused() -> None:
     with pytest.raises(MetregError, match=r"wanted shape \(P, 3\), got \(4, 2\)"):
         some_transform(3).apply(np.zeros((4, 2)))
+
+
+def test_the_identity_changes_nothing() -> None:
+    values = (1000 * np.random.default_rng(0).random((61, 47, 53))).astype(np.float32)
+    image = Image(values, np.array([[0.9, 0.1, 0, 3], [-0.1, 0.9, 0, 7.3], [0, 0, 1.1, -5], [0, 0, 0, 1]]))
+    np.testing.assert_allclose(Transform((Affine(np.eye(4)),)).resample(image, image), values, rtol=1e-6)

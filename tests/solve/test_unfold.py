@@ -5,11 +5,11 @@ import torch
 
 from helpers import random_field
 from metreg.config import FlowSettings, MetricSettings
-from metreg.flow.maps import certify, count_folds
-from metreg.flow.stationary import flow
+from metreg.flow.maps import bernstein_minimum, certify, count_folds
+from metreg.flow.stationary import flow, speed
 from metreg.grid import Grid
 from metreg.solve.register import make_metric
-from metreg.solve.unfold import unfold
+from metreg.solve.unfold import MARGIN, unfold
 
 
 @pytest.mark.parametrize("shape", [(24, 22), (14, 13, 12)])
@@ -23,8 +23,18 @@ def test_maps_that_fold_no_longer_do_and_the_others_stay_as_they_are(shape: tupl
     phi_inv = flow(metric.sharp(found), grid)
     assert lowered.tolist() == [True, False] and not count_folds(phi_inv, grid).any()
     assert certify(phi_inv[:1], grid).holds
+    assert float(bernstein_minimum(phi_inv, grid).min()) >= MARGIN  # of all, with the time steps they share
     assert torch.equal(found[1], m[1])
     assert found[0].norm() > 0.3 * m[0].norm()
+
+
+def test_a_velocity_near_the_fastest_is_unfolded_too() -> None:
+    grid = Grid((24, 22), (1 / 24, 1 / 24))
+    metric = make_metric(grid, MetricSettings(), like=torch.empty(0))
+    m = random_field(1, 2, 24, 22, dtype=torch.float32)
+    m *= 1500 / float(speed(metric.sharp(m), grid))
+    found, changed = unfold(m, metric, grid, FlowSettings())
+    assert bool(changed) and float(bernstein_minimum(flow(metric.sharp(found), grid), grid).min()) >= MARGIN
 
 
 def test_what_does_not_fold_is_left_alone() -> None:

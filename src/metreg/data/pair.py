@@ -73,9 +73,10 @@ def bring(
     """
     seen = None if mask is None else mask.values
     known = np.ones(image.shape, dtype=np.float32) if seen is None else seen.astype(np.float32)
-    both = torch.from_numpy(np.stack([standardise(image.values, seen, standard), known]))[None].to(device)
-    f, k = carry(both, np.linalg.inv(image.affine) @ matrix @ grid.affine, grid.shape).split(1, dim=1)
-    return fill_unknown(f.contiguous(), k.contiguous(), grid), k.contiguous()
+    both = torch.from_numpy(np.stack([standardise(image.values, seen, standard), known]))[None].to(device).double()
+    on_grid = carry(both, np.linalg.inv(image.affine) @ matrix @ grid.affine, grid.shape)
+    f, k = (part.float().contiguous() for part in on_grid.split(1, dim=1))
+    return fill_unknown(f, k, grid), k
 
 
 def carry(f: Tensor, matrix: Array, shape: tuple[int, ...]) -> Tensor:

@@ -70,6 +70,8 @@ class Transform:
         self, images: Sequence[tuple[Image, Mode]], reference: Image, device: torch.device = CPU
     ) -> list[Array]:
         """The same for several images of one space, a few planes at a time. Positions are kept in double precision."""
+        if self.dim < reference.dim:
+            raise MetregError(f"transform: it is {self.dim}-D, the reference {reference.dim}-D: {reference.name}")
         if self.dim > reference.dim:
             points = self.at_voxels(reference, images[0][0])
             found = [sample_at(_to_sample(f, mode)[None], f.affine, points, mode)[0] for f, mode in images]
@@ -174,9 +176,8 @@ def _to_sample(image: Image, mode: Mode) -> Array:
 
 
 def _tensor(values: Array, device: torch.device) -> torch.Tensor:
-    """(C, *S) -> (1, C, *S) in a precision that holds all values."""
-    exact = values.dtype.kind == "f" or np.abs(values).max(initial=0) < 2**24
-    return torch.from_numpy(np.ascontiguousarray(values).astype(np.float32 if exact else np.float64)).to(device)[None]
+    """(C, *S) -> (1, C, *S) in double precision, which positions are rounded to as well."""
+    return torch.from_numpy(np.ascontiguousarray(values).astype(np.float64)).to(device)[None]
 
 
 def write_transform(path: Path, transform: Transform) -> None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from metreg.config import FlowSettings
-from metreg.energy import Energy, Slope
+from metreg.energy import Energy, Slope, too_far
 from metreg.flow.maps import bernstein_coefficients, bernstein_minimum
-from metreg.flow.stationary import flow, speed
+from metreg.flow.stationary import FASTEST, flow, speed
 from metreg.grid import Grid
 from metreg.metric.multi_gaussian import MultiGaussian
 from metreg.solve.lbfgs import Lbfgs
@@ -34,23 +34,25 @@ def unfold(m: Tensor, metric: MultiGaussian, grid: Grid, settings: FlowSettings)
     They go down the slope of (GOAL - determinant)+^2 in the metric's own product: the least change of velocity that helps.
     Pairs at which nothing is wrong are left as they are. A momentum of zero makes the identity: it must end.
     """
-    wrong = _folds(m, metric, grid, settings)
-    if not bool(wrong.any()):
-        return m, wrong
+    changed = still = _folds(m, metric, grid, settings)
+    if not bool(still.any()):
+        return m, changed
     steps = TimeSteps(settings, m)
     steps.count = None  # every flow finds its own
     search = Lbfgs(_Folding(metric, grid, settings), m, steps)
-    still = wrong
+    found = m
     for _ in range(ROUNDS):
         search.iterate()
-        still = wrong & (search.energy >= (GOAL - MARGIN) ** 2)  # less than that cannot come from below the margin
-        if not bool(still.any()):
-            break
-    found = torch.where(_each(wrong, m), search.m, m)
-    while bool(still.any()):
+        found = torch.where(_each(changed, m), search.m, m)
         still = _folds(found, metric, grid, settings)
+        if not bool(still.any()):
+            return found, changed
+        changed = changed | still  # the pairs of a batch share their time steps
+    while bool(still.any()):
         found = torch.where(_each(still, m), LOWER * found, found)
-    return found, wrong
+        still = _folds(found, metric, grid, settings)
+        changed = changed | still
+    return found, changed
 
 
 def _folds(m: Tensor, metric: MultiGaussian, grid: Grid, settings: FlowSettings) -> Tensor:
@@ -74,6 +76,9 @@ class _Folding:
     def slope(self, m: Tensor, steps: int | None) -> Slope:
         with torch.no_grad():
             v = self.metric.sharp(m)
+            speeds = speed(v, self.map_grid)
+            if not bool((speeds < FASTEST).all()):
+                return too_far(m, v, speeds)
         with torch.enable_grad():
             v.requires_grad_()
             phi_inv = flow(v, self.map_grid, integrator=self.settings.integrator, steps=self.settings.steps)
@@ -81,7 +86,7 @@ class _Folding:
             (by_v,) = torch.autograd.grad(price.sum(), v)
         v, free = v.detach(), torch.zeros_like(price.detach())
         energy = Energy(free, free, free, free, free, price.detach())
-        return Slope(energy, speed(v, self.map_grid), v, by_v, self.metric.sharp(by_v))
+        return Slope(energy, speeds, v, by_v, self.metric.sharp(by_v))
 
     def _price(self, phi_inv: Tensor) -> Tensor:
         """Of each pair, (B,). Only the cells that cost anything are looked at closely."""
@@ -95,4 +100,4 @@ class _Folding:
         cells = torch.stack(ends, dim=2).view(-1, dim, *[2] * dim)  # each a map of two points along every axis
         lack = (GOAL - bernstein_coefficients(cells, self.map_grid)).clamp(min=0)
         price = lack.square().flatten(2).sum((0, 2))
-        return phi_inv.flatten(1).sum(1) * 0 + phi_inv.new_zeros(len(phi_inv)).index_add(0, pair, price)
+        return torch.stack([price[pair == b].sum() + 0 * phi_inv[b].sum() for b in range(len(phi_inv))])
