@@ -77,8 +77,25 @@ class Transform:
             found = [sample_at(_to_sample(f, mode)[None], f.affine, points, mode)[0] for f, mode in images]
             return [values.reshape(reference.shape) for values in found]
         tensors = [_tensor(_to_sample(image, mode)[None], device) for image, mode in images]
-        fields = [_tensor(part.displacement, device) if isinstance(part, Field) else None for part in self.parts]
         out = [np.empty(reference.shape, dtype=_to_sample(image, mode).dtype) for image, mode in images]
+        for planes, x in self._from_voxels(reference, device):
+            for f, (image, mode), into in zip(tensors, images, out, strict=True):
+                into[planes] = sample_tensor(f, linear(np.linalg.inv(image.affine), x), mode)[0, 0].cpu().numpy()
+        return out
+
+    def at_voxels(self, reference: Image, image: Image) -> Array:
+        """Where every voxel of the reference goes (P, D), in the world of the image; between slices, in their planes."""
+        if self.dim == reference.dim:
+            parts = [x.flatten(1).T.numpy() for _, x in self._from_voxels(reference, CPU)]
+            return np.concatenate(parts)
+        points = world_points(reference.shape, reference.affine)
+        if self.dim > reference.dim and reference.plane is not None and image.plane is not None:
+            return np.asarray(self.apply(transform_points(reference.plane, points)) @ image.plane[:3, :2])
+        return self.apply(points)
+
+    def _from_voxels(self, reference: Image, device: torch.device) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Where the voxels of some planes go, in world millimetres: which planes, and (D, planes, ...)."""
+        fields = [_tensor(part.displacement, device) if isinstance(part, Field) else None for part in self.parts]
         for planes, x in positions(reference.affine, reference.shape, device):
             for part, u in zip(self.parts, fields, strict=True):
                 if isinstance(part, Affine):
@@ -86,16 +103,7 @@ class Transform:
                 else:
                     assert u is not None
                     x = x + sample_tensor(u, linear(np.linalg.inv(part.affine), x), "linear")[0]
-            for f, (image, mode), into in zip(tensors, images, out, strict=True):
-                into[planes] = sample_tensor(f, linear(np.linalg.inv(image.affine), x), mode)[0, 0].cpu().numpy()
-        return out
-
-    def at_voxels(self, reference: Image, image: Image) -> Array:
-        """Where every voxel of the reference goes (P, D), in the world of the image; between slices, in their planes."""
-        points = world_points(reference.shape, reference.affine)
-        if self.dim > reference.dim and reference.plane is not None and image.plane is not None:
-            return np.asarray(self.apply(transform_points(reference.plane, points)) @ image.plane[:3, :2])
-        return self.apply(points)
+            yield planes, x
 
     def between_planes(self, start: Array | None, end: Array | None) -> Transform:
         """The same transform between the worlds of two files: 3-D where both are single slices, in planes (4, 3)."""

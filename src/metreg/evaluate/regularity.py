@@ -8,6 +8,7 @@ import torch
 from metreg.data.formats import Image
 from metreg.data.transforms import Affine, Field, Transform
 from metreg.evaluate.statistics import PERCENTILES
+from metreg.fields import jacobian_determinant
 from metreg.flow.maps import certify, count_folds
 from metreg.grid import Array, Grid, transform_points
 
@@ -27,7 +28,7 @@ def check_written(transform: Transform) -> tuple[int, float, bool]:
         if isinstance(part, Field):
             phi, grid = _local_map(part)
             certificate = certify(phi, grid)
-            folds += int(count_folds(phi, grid))
+            folds += 0 if certificate.smallest > 0 else int(count_folds(phi, grid))
             smallest, holds = min(smallest, certificate.smallest), holds and certificate.holds
     return folds, smallest, holds
 
@@ -46,10 +47,10 @@ def _local_map(field: Field) -> tuple[torch.Tensor, Grid]:
 
 def determinants(transform: Transform, fixed: Image, moving: Image) -> Array:
     """det D of the deformation alone, without affine parts, at the voxels of the fixed image (*S); central differences."""
-    points = transform.at_voxels(fixed, moving).reshape(*fixed.shape, fixed.dim)
-    slopes = np.stack([np.gradient(points, axis=d) for d in range(fixed.dim)], axis=-1)
+    points = torch.from_numpy(transform.at_voxels(fixed, moving).T.reshape(1, fixed.dim, *fixed.shape))
+    found = jacobian_determinant(points, Grid(fixed.shape, (1.0,) * fixed.dim))[0].numpy()
     linear = [part.matrix for part in transform.parts if isinstance(part, Affine)]
-    return np.asarray(np.linalg.det(slopes) / np.prod([np.linalg.det(matrix) for matrix in (fixed.affine, *linear)]))
+    return np.asarray(found / np.prod([np.linalg.det(matrix) for matrix in (fixed.affine, *linear)]))
 
 
 def jacobian_facts(det: Array) -> dict[str, float]:
