@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.metadata import metadata
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -19,6 +21,7 @@ from metreg.config import LearnedSettings, MetricSettings
 from metreg.data.transforms import Transform
 from metreg.metric.learned import LearnedMetric
 from metreg.metric.store import MetricFile, save_metric
+from metreg.pipeline import choose, open_metric
 
 QUICK = {"solve.iterations": [20, 10, 4]}
 FLIP = np.diag([-1.0, -1.0, 1.0])
@@ -52,7 +55,7 @@ def test_a_known_deformation_is_found_and_other_software_agrees(header: str, tmp
     affines = [centred(axes, shape) for axes, shape in zip((moving_axes, fixed_axes), shapes, strict=True)]
     moving = save(tmp_path / "moving.nii.gz", picture(shapes[0], affines[0]), affines[0])
     fixed = save(tmp_path / "fixed.nii.gz", bent_picture(shapes[1], affines[1]), affines[1])
-    result = metreg.register(moving, fixed, changes=QUICK)
+    result = metreg.register(moving, fixed, metric="global", changes=QUICK)
     result.save(tmp_path / "out")
     dim = len(moving_axes)
 
@@ -109,7 +112,7 @@ def test_the_folder_holds_what_is_promised(pair_files: tuple[Path, Path], tmp_pa
     assert [row["name"] for row in told["overlap_by_label"]] == ["rind", "core"]
     assert told["energy"]["total"] == pytest.approx(told["energy"]["similarity"] + told["energy"]["regularity"])
     assert told["seed"] == 0 and told["versions"]["metreg"] and told["configuration"]["solve"]["optimiser"] == "lbfgs"
-    assert told["metric"] == "global" and told["metric_licence"]
+    assert told["metric"] == "global" and told["metric_licence"] == "Apache-2.0"
 
     sigma, weights = nib.load(out / "sigma.nii.gz"), nib.load(out / "weights.nii.gz")
     assert weights.shape == (*sigma.shape, 4)
@@ -130,6 +133,38 @@ def test_the_folder_holds_what_is_promised(pair_files: tuple[Path, Path], tmp_pa
     points = np.random.default_rng(0).uniform(-20, 20, size=(50, 3))
     np.testing.assert_allclose(there.apply(points), result.transform.apply(points), atol=1e-4)
     np.testing.assert_allclose(back.apply(points), result.inverse.apply(points), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("size", "given", "metric", "preset"),
+    [
+        ((60, 70, 60), {}, "brain-t1", "brain"),
+        ((60, 70, 60), {"preset": "brain"}, "brain-t1", "brain"),
+        ((60, 70, 60), {"preset": "default"}, "global", "default"),
+        ((60, 70, 60), {"changes": ["metric.sigma=[0.02, 0.1]"]}, "global", "default"),
+        ((60, 70, 60), {"weights": True}, "global", "default"),
+        ((60, 70, 60), {"metric": "global"}, "global", "default"),
+        ((40, 45, 30), {}, "global", "default"),  # no head
+        ((40, 45, 30), {"metric": "brain-t1"}, "brain-t1", "brain"),
+        ((40, 45, 30), {"metric": "mean:brain-t1", "preset": "paper3d"}, "mean:brain-t1", "paper3d"),
+        ((100, 120), {}, "global", "default"),
+    ],
+)
+def test_what_is_not_said_is_chosen(size: tuple[int, ...], given: dict[str, Any], metric: str, preset: str) -> None:
+    fixed = np.zeros(size), np.diag([2.0] * len(size) + [1.0])
+    found, settings = choose(fixed, **given)
+    assert (found, settings.preset) == (metric, preset)
+
+
+def test_the_shipped_metric_tells_its_licence() -> None:
+    metric = open_metric("brain-t1")
+    assert metric is not None and metric.model.dim == 3 and "NonCommercial" in metric.licence
+    assert metric.used["preset"] == "brain" and metric.used["similarity"]["name"] == "lncc"
+    told = metadata("metreg")
+    assert told["License-Expression"] == "Apache-2.0 AND LicenseRef-brain-t1-NonCommercial"
+    assert any("brain-t1" in name for name in told.get_all("License-File", []))
+    with pytest.raises(MetregError, match="use global, brain-t1 or a metric file"):
+        open_metric("brain-t2")
 
 
 def test_arrays_and_nibabel_images_register_like_files(pair_files: tuple[Path, Path]) -> None:

@@ -37,6 +37,7 @@ def test_overlap_grows_and_nothing_folds(name: str, data: Path, tmp_path: Path) 
     result = metreg.register(paths.pop("moving"), paths.pop("fixed"), changes=changes, **paths)
     before, after = (result.overlaps[when].means()["target_overlap"] for when in ("before", "after"))
     assert after > before + gain
+    assert result.metric == ("brain-t1" if name.startswith("malc") else "global")
     result.save(tmp_path / "out")
     assert folds_of_file(tmp_path / "out" / "moving_to_fixed.h5") == 0
     assert result.folds == 0 and result.certificate.holds

@@ -59,6 +59,7 @@ def test_a_metric_is_learned_from_a_folder_and_used(images: Path, tmp_path: Path
         changes={"solve.iterations": [4, 2, 2]},
     )
     assert result.metric_licence == "mine" and result.registration.metric.w.dim() == 5
+    assert metric.used["preset"] == "default" and metric.used["solve"]["regularity"] == result.settings.solve.regularity
     assert result.settings.length_mm == metric.length_mm
 
 

@@ -78,6 +78,8 @@ class LearnedSettings(_Settings):
     """lambda_OMT: the price of leaving the largest Gaussian."""
     transport_power: Positive = 1.0
     """r: by which power of the ratio of widths that price grows."""
+    transport_by: Literal["space", "brightness"] = "space"
+    """Where that price is asked for: `space`, everywhere; `brightness`, in proportion to it: in T1 brains fluid is dark."""
     variation: NotNegative = 0.1
     """lambda_TV: the price of weights that vary."""
     variation_kind: Literal["tv", "h1"] = "tv"
@@ -233,16 +235,25 @@ class Settings(_Settings):
 
 
 def make_settings(
-    preset: str | None = None, *, config: str | Path | None = None, changes: Iterable[str] | Mapping[str, Any] = ()
+    preset: str | None = None,
+    *,
+    config: str | Path | None = None,
+    changes: Iterable[str] | Mapping[str, Any] = (),
+    usual: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """A preset, changed by a TOML file, changed by `key=value` strings or a mapping of dotted keys."""
+    """A preset, changed by a TOML file, changed by `key=value` strings or a mapping of dotted keys.
+
+    `usual` settings, with a preset of their own, are those to begin with where none of these names a preset.
+    """
     config = None if config is None else Path(config)
     values = _read_toml(config) if config else {}
     items = dict(changes.items() if isinstance(changes, Mapping) else [_split(change) for change in changes])
-    preset = preset or items.pop("preset", None) or values.get("preset", "default")
+    preset = preset or items.pop("preset", None) or values.get("preset")
+    usual = usual or {} if preset is None else {}
+    preset = preset or usual.get("preset", "default")
     if not isinstance(preset, str) or preset not in PRESETS:
         raise MetregError(f"preset: unknown '{preset}'; use one of {', '.join(PRESETS)}")
-    merged = _merge(_merge(PRESETS[preset], values), {"preset": preset})
+    merged = _merge(_merge(_merge(PRESETS[preset], usual), values), {"preset": preset})
     for key, value in items.items():
         merged = _merge(merged, _nest(key, value))
     try:

@@ -16,7 +16,7 @@ import numpy as np
 
 from metreg.apply import load_transform
 from metreg.checks import MetregError, pick_device
-from metreg.config import Settings, changed
+from metreg.config import Settings, changed, make_settings
 from metreg.data.datasets import PairFiles
 from metreg.data.intensity import BACKGROUND
 from metreg.data.io import read_mask
@@ -26,7 +26,7 @@ from metreg.data.whole import write_whole
 from metreg.evaluate.measure import Case, measure, open_case
 from metreg.grid import Array
 from metreg.interpolate import downsample
-from metreg.pipeline import MEAN, open_metric, read_label_names, register, version_of
+from metreg.pipeline import MEAN, choose, open_metric, read_label_names, register, settings_used, version_of
 from metreg.report.evaluation import Published, badness, write_evaluation
 from metreg.results import Result
 from metreg.solve.affine import align
@@ -49,6 +49,22 @@ class Method:
 
 
 Rows = list[dict[str, Any]]
+
+
+def choose_methods(
+    files: Sequence[PairFiles],
+    metrics: list[str] | None,
+    *,
+    preset: str | None,
+    config: Path | None,
+    changes: Sequence[str],
+) -> tuple[list[str], Settings]:
+    """Metrics, M or NAME=M, the usual one where none is given; and settings for all, those of the first learned one."""
+    if metrics is None:
+        metric, settings = choose(files[0].fixed, preset=preset, config=config, changes=changes)
+        return [metric], settings
+    used = settings_used(given.partition("=")[2] or given for given in metrics)
+    return metrics, make_settings(preset, config=config, changes=changes, usual=used)
 
 
 def methods_of(metrics: Sequence[str], transforms: Sequence[str], reference: str | None = None) -> list[Method]:

@@ -18,7 +18,7 @@ from metreg.data.pair import bring, domain_of
 from metreg.evaluate.regions import Region
 from metreg.grid import Array, Grid
 from metreg.interpolate import downsample, upsample
-from metreg.metric.store import MetricFile, load_metric
+from metreg.metric.store import MetricFile, load_metric, metric_path
 from metreg.report.pair import region_table
 from metreg.report.planes import Plane, cuts, middle_of
 from metreg.report.tables import Table
@@ -36,12 +36,12 @@ class MetricView:
     planes: tuple[Plane, ...]
 
 
-def inspect_metric(path: Path, image: Path | None = None) -> MetricView:
-    """What a metric file has learned, over an image, or over the mean of those it was trained on."""
-    metric = load_metric(path)
+def inspect_metric(name: str | Path, image: Path | None = None) -> MetricView:
+    """What a metric has learned, over an image, or over the mean of those it was trained on."""
+    metric = load_metric(metric_path(name))
     length, sigma = metric.length_mm, metric.model.metric.sigma
     facts: dict[str, Any] = {
-        "metric": str(path),
+        "metric": str(name),
         "dim": metric.model.dim,
         "parameters": sum(p.numel() for p in metric.model.network.parameters()),
         "length_mm": length,

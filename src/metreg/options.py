@@ -13,7 +13,10 @@ SETTINGS, RUN = "Settings", "Run"
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.", show_default=False)]
 Preset = Annotated[
-    str | None, typer.Option(help="default, brain, paper2d or paper3d.", show_default="default", rich_help_panel=SETTINGS)
+    str | None,
+    typer.Option(
+        help="default, brain, paper2d or paper3d.", show_default="the metric's, or default", rich_help_panel=SETTINGS
+    ),
 ]
 Affine = Annotated[
     bool | None,

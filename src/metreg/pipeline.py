@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from metreg.checks import MetregError, pick_device
-from metreg.config import Settings, make_settings
-from metreg.data.formats import Image
+from metreg.config import MetricSettings, Settings, make_settings
+from metreg.data.formats import Image, open_image
 from metreg.data.intensity import BACKGROUND
 from metreg.data.io import check_same_grid, match_planes, read_image, read_labels, read_mask, read_weights
 from metreg.data.pair import Pair, make_pair
@@ -28,7 +28,7 @@ from metreg.data.skull import hint_at_skull
 from metreg.evaluate.overlap import common_labels
 from metreg.grid import Array
 from metreg.interpolate import downsample
-from metreg.metric.store import MetricFile, load_metric
+from metreg.metric.store import MetricFile, load_metric, metric_path
 from metreg.results import Result
 from metreg.solve.affine import align
 from metreg.solve.multiscale import map_grid_of
@@ -37,15 +37,19 @@ from metreg.solve.result import Record
 
 log = logging.getLogger(__name__)
 
+GLOBAL, USUAL = "global", "brain-t1"
+"""The same mixture of Gaussians everywhere; and the learned metric that is taken in 3-D where none is named."""
+HEAD_MM = 100.0
+"""An image of less than this is not of a head, and brain-t1 does harm there."""
 MEAN = "mean:"
-"""Before the name of a metric file: the mean of its weights."""
+"""Before the name of a learned metric: the mean of its weights."""
 
 
 def register(
     moving: Any,
     fixed: Any,
     *,
-    metric: str = "global",
+    metric: str | None = None,
     preset: str | None = None,
     settings: Settings | None = None,
     changes: Iterable[str] | Mapping[str, Any] = (),
@@ -59,8 +63,8 @@ def register(
     device: str = "auto",
     on_iteration: Callable[[Record], None] = lambda record: None,
 ) -> Result:
-    """Register the moving image to the fixed one. `metric` is "global", or the path of a metric file, or "mean:" and such a
-    path: the mean over the image of the weights that the file gives, everywhere the same.
+    """Register the moving image to the fixed one. `metric` is "global", "brain-t1", the path of a metric file, or "mean:"
+    before one of the latter: the mean over the image of its weights, everywhere the same. None: what `choose` says.
 
     An image is a path, a nibabel image or an (array, affine) pair, the affine from index to RAS millimetres. `settings`,
     or a `preset` with `changes` such as {"solve.regularity": 100}, decide the run. `weights`, a (*S, N) image in the
@@ -70,10 +74,13 @@ def register(
     clock = _Clock()
     given = {"moving mask": moving_mask, "fixed mask": fixed_mask, "moving labels": moving_labels}
     given |= {"fixed labels": fixed_labels, "label names": label_names, "weights": weights}
-    command = _command(moving, fixed, {"metric": metric, **given})
     if settings is not None and (preset or changes):
         raise MetregError("settings: give either settings, or a preset and changes")
-    settings = settings if settings is not None else make_settings(preset, changes=changes)
+    if settings is None:
+        metric, settings = choose(fixed, metric, preset=preset, changes=changes, weights=weights is not None)
+    elif metric is None:
+        metric, _ = choose(fixed, preset=settings.preset, weights=weights is not None)
+    command = _command(moving, fixed, {"metric": metric, **given})
     on_device = pick_device(device)
     _forget_peak_memory(on_device)
     learned = open_metric(metric)
@@ -159,14 +166,39 @@ def _read_images(moving: Any, fixed: Any) -> tuple[Image, Image]:
     return match_planes(source, target), target
 
 
+def choose(
+    fixed: Any,
+    metric: str | None = None,
+    *,
+    preset: str | None = None,
+    config: Path | None = None,
+    changes: Iterable[str] | Mapping[str, Any] = (),
+    weights: bool = False,
+) -> tuple[str, Settings]:
+    """The metric and the settings of a registration, where not all is said.
+
+    In 3-D the metric is brain-t1, unless there are weights, other Gaussians, a preset that is not the one it was trained
+    with, or a fixed image too small to show a head. A learned metric brings along the settings of its training, unless a
+    preset is named.
+    """
+    if metric is None:
+        usual = load_metric(metric_path(USUAL))
+        given = make_settings(preset, config=config, changes=changes, usual=usual.used)
+        own = given.preset == usual.used["preset"] and given.metric in (MetricSettings(), usual.model.metric)
+        extent = open_image(fixed, "fixed image").extent_mm
+        fits = len(extent) == 3 and max(extent) >= HEAD_MM
+        metric = USUAL if own and fits and not weights else GLOBAL
+    return metric, make_settings(preset, config=config, changes=changes, usual=settings_used([metric]))
+
+
+def settings_used(metrics: Iterable[str]) -> dict[str, Any]:
+    """Those that the first learned one of some metrics was trained with, as far as a registration needs them."""
+    return next((learned.used for name in metrics if (learned := open_metric(name)) is not None), {})
+
+
 def open_metric(name: str) -> MetricFile | None:
-    """The learned metric of a file, or none for the global one."""
-    if name == "global":
-        return None
-    path = Path(name.removeprefix(MEAN))
-    if not path.is_file():
-        raise MetregError(f"metric: unknown '{name}'; use global or a metric file")
-    return load_metric(path)
+    """The learned metric of that name or file, or none for the global one."""
+    return None if name == GLOBAL else load_metric(metric_path(name.removeprefix(MEAN)))
 
 
 def predict_weights(learned: MetricFile, pair: Pair, settings: Settings, *, mean: bool = False) -> Tensor | WeightsOf:

@@ -31,7 +31,6 @@ def _paper(
 
 BRAIN = {
     "length_mm": 200.0,
-    "metric": {"weights": [0.033, 0.6, 0.27, 0.097]},
     "flow": {"steps": 5},
     "similarity": {"window": 5},
     "solve": {
@@ -42,7 +41,7 @@ BRAIN = {
         "tolerance": 0.0003,
     },
 }
-"""T1 brains without skulls, the same mixture of Gaussians everywhere: chosen on the six pairs of three people."""
+"""T1 brains without skulls, for the metric brain-t1: chosen on the six pairs of three people."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},

@@ -31,7 +31,7 @@ from metreg.interpolate import downsample, upsample
 from metreg.learn.pairs import TrainingPairs
 from metreg.learn.train import LOG, train
 from metreg.metric.learned import LearnedMetric
-from metreg.metric.store import MetricFile, save_metric
+from metreg.metric.store import MetricFile, save_metric, used_of
 from metreg.pipeline import version_of
 from metreg.report.planes import Plane, plane_of_map
 from metreg.report.training import training_page
@@ -113,6 +113,7 @@ def train_metric(
             "versions": {name: version_of(name) for name in ("metreg", "torch")},
         },
         licence=licence,
+        used=used_of(settings),
         template=mean_image if len(prepared.pairs.images) >= ANONYMOUS else None,
         template_mm=tuple(h * grid.length_mm for h in mean_grid.spacing),
         template_affine=mean_grid.affine,

@@ -192,7 +192,7 @@ def test_the_whole_energy_passes_the_taylor_test_in_network_and_momenta(what: st
     metric = MetricSettings(realisation="fourier", window=0)
     model = LearnedMetric(2, metric, LearnedSettings(), torch.Generator().manual_seed(0)).double().train()
     small = downsample(source, map_grid)
-    gamma = model.edges(small, map_grid)
+    prices = model.prices(small, map_grid)
     gaussians = make_gaussians(map_grid, torch.tensor(metric.sigma, dtype=torch.float64), "fourier")
     objective = Objective(
         Similarity(SimilaritySettings(name="ncc")), make_settings("paper2d").flow, make_settings("paper2d").solve
@@ -208,7 +208,7 @@ def test_the_whole_energy_passes_the_taylor_test_in_network_and_momenta(what: st
         with nn.utils.stateless._reparametrize_module(model.network, parts):
             weights = model.weights(small, map_grid)
         kernel = MultiGaussian(gaussians, weights.w)
-        return objective(m, kernel, scene, model.penalties(weights, gamma, map_grid)).total().sum()
+        return objective(m, kernel, scene, model.penalties(weights, prices, map_grid)).total().sum()
 
     if what == "network":
         slope = taylor_slope(lambda t: energy(t, m), theta, 0.1 * random_field(len(theta), seed=3), (1e-5, 1e-6))

@@ -72,6 +72,9 @@ def test_transport_in_closed_form() -> None:
     expected = area * (math.log(4) / math.log(20)) ** 2
     assert transport(everywhere(second, grid), SIGMA, grid, power=2).item() == pytest.approx(expected)
     assert transport(torch.ones(2, 1, 5, 4), torch.tensor([0.1]), grid).tolist() == [0, 0]
+    share = torch.zeros(1, 1, 5, 4, dtype=torch.float64)
+    share[..., :2] = 0.5
+    assert transport(everywhere(smallest, grid), SIGMA, grid, share=share).item() == pytest.approx(area / 4)
 
 
 def test_variation_in_closed_form() -> None:

@@ -39,6 +39,11 @@ class Image:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.values.shape[: self.dim])
 
+    @property
+    def extent_mm(self) -> tuple[float, ...]:
+        """How far it reaches along its axes."""
+        return tuple(float(n * size) for n, size in zip(self.shape, voxel_size(self.affine), strict=True))
+
     def with_values(self, values: Array) -> Image:
         """Other values on the same voxels."""
         return replace(self, values=values)

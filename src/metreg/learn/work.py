@@ -83,7 +83,7 @@ class Work:
         self.common, self.scene, self.local = common, scene, local
         model, grid = common.model, common.map_grid
         self.small = downsample(scene.source, grid)
-        self.gamma = model.edges(self.small, grid)
+        self.prices = model.prices(self.small, grid)
         size, device = len(scene.source), scene.source.device
         self.m = torch.zeros(size, grid.dim, *grid.shape, device=device, requires_grad=True)
         self.buffer = torch.zeros_like(self.m, requires_grad=False)
@@ -100,7 +100,8 @@ class Work:
         if self.scene.mask is not None and scene.mask is not None:
             self.scene.mask.copy_(scene.mask)
         self.small.copy_(downsample(scene.source, scene.map_grid))
-        self.gamma.copy_(self.common.model.edges(self.small, scene.map_grid))
+        for mine, given in zip(self.prices, self.common.model.prices(self.small, scene.map_grid), strict=True):
+            mine.copy_(given)
         self.m.copy_(m)
         self.buffer.copy_(buffer)
 
@@ -136,7 +137,7 @@ class Work:
         common, m = self.common, self.m.detach()
         weights = common.model.weights(self.small, common.map_grid, m)
         v = common.metric(weights.w).sharp(m)
-        penalties = common.model.penalties(weights, self.gamma, common.map_grid)
+        penalties = common.model.penalties(weights, self.prices, common.map_grid)
         stored = common.settings.solve.regularity * inner(m, v, common.map_grid)
         loss = torch.stack(tuple(penalties)).sum() - stored.sum()
         gradients = torch.autograd.grad(loss, list(common.model.network.parameters()))
@@ -180,7 +181,7 @@ class Work:
             metric = common.metric(common.model.set_point)  # type: ignore[arg-type]
             return common.objective.at(m, metric, self.scene, steps=steps)
         weights = common.model.weights(self.small, common.map_grid, m.detach())
-        penalties = common.model.penalties(weights, self.gamma, common.map_grid)
+        penalties = common.model.penalties(weights, self.prices, common.map_grid)
         return common.objective.at(m, common.metric(weights.w), self.scene, penalties, steps=steps)
 
     @torch.no_grad()

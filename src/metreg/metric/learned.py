@@ -29,6 +29,15 @@ class Weights(NamedTuple):
     excess: Tensor
 
 
+class Prices(NamedTuple):
+    """What the source says of the costs of weights, (B, 1, *S)."""
+
+    transport: Tensor
+    """The share of the price of leaving the largest Gaussian that is asked for at a point."""
+    variation: Tensor
+    """gamma, small at the edges of the source: there weights may vary."""
+
+
 class Penalties(NamedTuple):
     """What weights cost, every term already weighted, (B,)."""
 
@@ -66,19 +75,20 @@ class LearnedMetric(nn.Module):
 
         return at if self.network.momentum_input else at(None, map_grid)
 
-    def penalties(self, weights: Weights, gamma: Tensor, grid: Grid) -> Penalties:
-        """What these weights cost; `gamma` is the source's `edges`."""
-        variation = colour_variation if self.learned.variation_kind == "tv" else square_variation
-        power = self.learned.transport_power
+    def penalties(self, weights: Weights, prices: Prices, grid: Grid) -> Penalties:
+        """What these weights cost."""
+        learned, variation = self.learned, colour_variation if self.learned.variation_kind == "tv" else square_variation
+        moved = transport(weights.w, self.sigma, grid, power=learned.transport_power, share=prices.transport)  # type: ignore[arg-type]
         return Penalties(
-            transport=self.learned.transport * transport(weights.w, self.sigma, grid, power=power),  # type: ignore[arg-type]
-            variation=self.learned.variation * variation(weights.omega, gamma, grid),
-            range=self.learned.range * out_of_range(weights.excess, grid),
+            transport=learned.transport * moved,
+            variation=learned.variation * variation(weights.omega, prices.variation, grid),
+            range=learned.range * out_of_range(weights.excess, grid),
         )
 
-    def edges(self, source: Tensor, grid: Grid) -> Tensor:
-        """gamma (B, 1, *S), small at the edges of the source."""
-        return edge_weight(self._smooth(source, grid, EDGE_SMOOTHING), grid)
+    def prices(self, source: Tensor, grid: Grid) -> Prices:
+        """What goes with a source (B, 1, *S) on the map's grid."""
+        share = torch.ones_like(source) if self.learned.transport_by == "space" else source.clamp(0, 1)
+        return Prices(share, edge_weight(self._smooth(source, grid, EDGE_SMOOTHING), grid))
 
     def _smooth(self, f: Tensor, grid: Grid, sigma: float) -> Tensor:
         kind = self.metric.realisation

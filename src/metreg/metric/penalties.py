@@ -9,13 +9,19 @@ from metreg.fields import forward_differences
 from metreg.grid import Grid
 
 
-def transport(w: Tensor, sigma: Tensor, grid: Grid, *, power: float = 1.0) -> Tensor:
-    """Mass transport to the largest Gaussian: integral of sum_i w_i |log(sigma_N / sigma_i)|^r, at most 1 a point."""
+def transport(w: Tensor, sigma: Tensor, grid: Grid, *, power: float = 1.0, share: Tensor | None = None) -> Tensor:
+    """Mass transport to the largest Gaussian: integral of sum_i w_i |log(sigma_N / sigma_i)|^r, at most 1 a point.
+
+    `share` (B, 1, *S) says how much of that price is asked for at a point; none: all of it everywhere.
+    """
     if len(sigma) == 1:
         return w.new_zeros(w.shape[0])
     cost = (sigma[-1] / sigma).log().abs() ** power
     cost = (cost / cost[0]).to(w)
-    return torch.einsum("bn...,n->b...", w, cost).flatten(1).sum(1) * grid.cell_volume
+    price = torch.einsum("bn...,n->b...", w, cost)
+    if share is not None:
+        price = share[:, 0] * price
+    return price.flatten(1).sum(1) * grid.cell_volume
 
 
 def edge_weight(source: Tensor, grid: Grid) -> Tensor:

@@ -12,13 +12,17 @@ import torch
 from torch import Tensor
 
 from metreg.checks import MetregError
-from metreg.config import LearnedSettings, MetricSettings
+from metreg.config import LearnedSettings, MetricSettings, Settings
 from metreg.data.tensors import read_tensors, write_tensors
 from metreg.grid import Array
 from metreg.metric.learned import LearnedMetric
 
 FORMAT = "metreg-metric-1"
 TEMPLATE = "template"
+SHIPPED = Path(__file__).with_name("shipped")
+"""Metrics that come with the package, NAME.safetensors."""
+USED = ("preset", "similarity", "flow", "solve")
+"""Settings of a training with which its metric registers, where nothing else is said."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +40,33 @@ class MetricFile:
     summary: dict[str, Any] = field(default_factory=dict)
     """What it was trained on and with, and how that went."""
     licence: str = "Apache-2.0"
+    used: dict[str, Any] = field(default_factory=dict)
+    """The USED settings it was trained with."""
     template: Tensor | None = None
     """The mean of the images it was trained on, (1, 1, *S) in [0, 1], coarse: for pictures."""
     template_mm: tuple[float, ...] = ()
     """Its voxel size, the spacing of its grid in reference lengths times `length_mm`."""
     template_affine: Array = field(default_factory=lambda: np.zeros((0, 0)))
     """From its indices to RAS millimetres."""
+
+
+def used_of(settings: Settings) -> dict[str, Any]:
+    """What a metric file keeps of the settings of its training."""
+    return settings.model_dump(include=set(USED), mode="json")
+
+
+def shipped_names() -> list[str]:
+    """Metrics that may be called by name."""
+    return sorted(path.stem for path in SHIPPED.glob("*.safetensors"))
+
+
+def metric_path(name: str | Path) -> Path:
+    """The file of a metric: one that comes with the package, by its name, or any other, by its path."""
+    if str(name) in shipped_names():
+        return SHIPPED / f"{name}.safetensors"
+    if not Path(name).is_file():
+        raise MetregError(f"metric: unknown '{name}'; use {', '.join(['global', *shipped_names()])} or a metric file")
+    return Path(name)
 
 
 def save_metric(path: Path, metric: MetricFile) -> None:
@@ -56,6 +81,7 @@ def save_metric(path: Path, metric: MetricFile) -> None:
         "intensity": metric.intensity,
         "summary": metric.summary,
         "licence": metric.licence,
+        "used": metric.used,
         "template_mm": metric.template_mm,
         "template_affine": metric.template_affine.tolist(),
     }
@@ -87,6 +113,7 @@ def load_metric(path: Path) -> MetricFile:
         intensity=tuple(about["intensity"]),
         summary=about["summary"],
         licence=about["licence"],
+        used=about.get("used", {}),
         template=None if template is None else template.float() / 255,
         template_mm=tuple(about.get("template_mm", ())),
         template_affine=np.array(about.get("template_affine") or np.zeros((0, 0)), dtype=float),

@@ -19,7 +19,10 @@ def peers(
     pairs: Annotated[Path, typer.Argument(metavar="PAIRS.csv", help="A table of pairs, with labels.", show_default=False)],
     out: Out,
     metric: Annotated[
-        list[str] | None, typer.Option(help="A metric of metreg: M or NAME=M. Again and again.", show_default="global")
+        list[str] | None,
+        typer.Option(
+            help="A metric of metreg: M or NAME=M. Again and again.", show_default="brain-t1 in 3-D, global in 2-D"
+        ),
     ] = None,
     peer: Annotated[
         list[str] | None,
@@ -61,16 +64,19 @@ def peers(
     from metreg.data.datasets import read_pairs
     from metreg.data.whole import check_output, clear_folder
 
-    settings = make_settings(preset, config=config, changes=with_options(changes, seed=seed, affine=affine))
+    more = with_options(changes, seed=seed, affine=affine)
+    make_settings(preset, config=config, changes=more)  # what is wrong with them should not wait for the rest
     if not resume:
         check_output(out, overwrite=overwrite)
     files = read_pairs(pairs)
     from metreg.bench.environment import default_folder, open_environment, python_of, versions_in
     from metreg.bench.peers import NAMES, check_bench, measure_all, prepare, run_all
     from metreg.bench.tools import PEERS, tools_of
+    from metreg.evaluation import choose_methods
 
+    metrics, settings = choose_methods(files, metric, preset=preset, config=config, changes=more)
     folder, wanted = environment or default_folder(), list(dict.fromkeys(peer or PEERS))
-    tools = tools_of(wanted, metric or ["global"], python_of(folder), (out / "settings.toml").absolute())
+    tools = tools_of(wanted, metrics, python_of(folder), (out / "settings.toml").absolute())
     used = check_bench(files, cores)
     with show_steps(quiet, "measuring") as tell:
         python = open_environment(folder, tell)

@@ -117,15 +117,18 @@ def evaluate(
     from metreg.data.datasets import read_pairs
     from metreg.data.whole import check_output, clear_folder
 
-    settings = make_settings(preset, config=config, changes=with_options(changes, seed=seed, affine=affine))
+    more = with_options(changes, seed=seed, affine=affine)
+    make_settings(preset, config=config, changes=more)  # what is wrong with them should not wait for the rest
     if not resume:
         check_output(out, overwrite=overwrite)
     files = read_pairs(pairs)
     pick_device(device)
-    from metreg.evaluation import begin, evaluate, methods_of, write_report
+    from metreg.evaluation import begin, choose_methods, evaluate, methods_of, write_report
     from metreg.report.evaluation import NAMES
 
-    methods = methods_of(metric or ([] if transforms else ["global"]), transforms or [], reference)
+    named = metric if metric or not transforms else []
+    metrics, settings = choose_methods(files, named, preset=preset, config=config, changes=more)
+    methods = methods_of(metrics, transforms or [], reference)
     if not resume:
         clear_folder(out, NAMES)
     begin(out, files, settings)

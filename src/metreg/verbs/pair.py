@@ -17,7 +17,12 @@ def register(
     moving: Annotated[Path, typer.Argument(metavar="MOVING", help="The image to be moved.", show_default=False)],
     fixed: Annotated[Path, typer.Argument(metavar="FIXED", help="The image it is brought onto.", show_default=False)],
     out: Out,
-    metric: Annotated[str, typer.Option(help="The regulariser: global, or a metric file.")] = "global",
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="The regulariser: global, brain-t1 or a metric file.", show_default="brain-t1 in 3-D, global in 2-D"
+        ),
+    ] = None,
     weights: Annotated[
         Path | None, typer.Option(help="Local weights, a 4-D image in the space of MOVING.", show_default=False)
     ] = None,
@@ -58,10 +63,15 @@ def register(
     from metreg.config import make_settings
     from metreg.data.whole import check_output
 
-    settings = make_settings(preset, config=config, changes=with_options(changes, seed=seed, model=model, affine=affine))
+    more = with_options(changes, seed=seed, model=model, affine=affine)
+    make_settings(preset, config=config, changes=more)  # what is wrong with them should not wait for the rest
     check_output(out, overwrite=overwrite)
     from metreg import pipeline
     from metreg.results import NAMES
+
+    metric, settings = pipeline.choose(
+        fixed, metric, preset=preset, config=config, changes=more, weights=weights is not None
+    )
 
     given = (moving, fixed, moving_mask, fixed_mask, moving_labels, fixed_labels, weights)
     for path in given:
@@ -133,7 +143,7 @@ def apply(
 def inspect(
     what: Annotated[
         Path,
-        typer.Argument(metavar="METRIC|OUT", help="A metric file, or a folder that register wrote.", show_default=False),
+        typer.Argument(metavar="METRIC|OUT", help="A metric, or a folder that register wrote.", show_default=False),
     ],
     image: Annotated[
         Path | None, typer.Option(help="Show the metric over this image.", show_default="the mean of its training images")
@@ -156,7 +166,9 @@ def inspect(
 
     make_settings(config=config, changes=with_options(changes, seed=seed))
     pick_device(device)
-    if not what.exists():
+    from metreg.metric.store import shipped_names
+
+    if not what.exists() and str(what) not in shipped_names():
         raise MetregError(f"inspect: no such file or folder: {what}; wanted a metric file or a folder that register wrote")
     from metreg.inspection import inspect_metric, inspect_result, result_tables
     from metreg.report.metric import card_table, class_table, metric_page
