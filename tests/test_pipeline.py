@@ -156,6 +156,12 @@ def test_what_is_not_said_is_chosen(size: tuple[int, ...], given: dict[str, Any]
     assert (found, settings.preset) == (metric, preset)
 
 
+def test_a_learned_metric_has_its_own_gaussians() -> None:
+    fixed = np.zeros((60, 70, 60)), np.diag([2.0, 2.0, 2.0, 1.0])
+    with pytest.raises(MetregError, match="brain-t1 has Gaussians and weights of its own"):
+        choose(fixed, "brain-t1", changes={"metric.weights": [0.25, 0.25, 0.25, 0.25]})
+
+
 def test_the_shipped_metric_tells_its_licence() -> None:
     metric = open_metric("brain-t1")
     assert metric is not None and metric.model.dim == 3 and "NonCommercial" in metric.licence

@@ -26,7 +26,7 @@ from metreg.data.whole import write_whole
 from metreg.evaluate.measure import Case, measure, open_case
 from metreg.grid import Array
 from metreg.interpolate import downsample
-from metreg.pipeline import MEAN, choose, open_metric, read_label_names, register, settings_used, version_of
+from metreg.pipeline import MEAN, choose, open_metric, read_label_names, register, version_of
 from metreg.report.evaluation import Published, badness, write_evaluation
 from metreg.results import Result
 from metreg.solve.affine import align
@@ -63,7 +63,8 @@ def choose_methods(
     if metrics is None:
         metric, settings = choose(files[0].fixed, preset=preset, config=config, changes=changes)
         return [metric], settings
-    used = settings_used(given.partition("=")[2] or given for given in metrics)
+    learned = (open_metric(given.partition("=")[2] or given) for given in metrics)
+    used = next((metric.used for metric in learned if metric is not None), None)
     return metrics, make_settings(preset, config=config, changes=changes, usual=used)
 
 

@@ -184,16 +184,23 @@ def choose(
     if metric is None:
         usual = load_metric(metric_path(USUAL))
         given = make_settings(preset, config=config, changes=changes, usual=usual.used)
-        own = given.preset == usual.used["preset"] and given.metric in (MetricSettings(), usual.model.metric)
+        own = given.preset == usual.used["preset"] and _has_no_others(given, usual)
         extent = open_image(fixed, "fixed image").extent_mm
         fits = len(extent) == 3 and max(extent) >= HEAD_MM
         metric = USUAL if own and fits and not weights else GLOBAL
-    return metric, make_settings(preset, config=config, changes=changes, usual=settings_used([metric]))
+    learned = open_metric(metric)
+    settings = make_settings(preset, config=config, changes=changes, usual=None if learned is None else learned.used)
+    if learned is not None and not _has_no_others(settings, learned):
+        raise MetregError(f"metric.*: {metric} has Gaussians and weights of its own; leave these settings out")
+    return metric, settings
 
 
-def settings_used(metrics: Iterable[str]) -> dict[str, Any]:
-    """Those that the first learned one of some metrics was trained with, as far as a registration needs them."""
-    return next((learned.used for name in metrics if (learned := open_metric(name)) is not None), {})
+def _has_no_others(settings: Settings, learned: MetricFile) -> bool:
+    """Whether the settings name no Gaussians or weights, or just those that the metric has."""
+    asked, *fitting = (
+        (metric.sigma, metric.weights) for metric in (settings.metric, MetricSettings(), learned.model.metric)
+    )
+    return asked in fitting
 
 
 def open_metric(name: str) -> MetricFile | None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from helpers import random_field, taylor_slope
 from metreg.checks import MetregError
-from metreg.config import LearnedSettings, MetricSettings, Settings, SimilaritySettings, make_settings
+from metreg.config import LearnedSettings, MetricSettings, Settings, SimilaritySettings, changed, make_settings
 from metreg.energy import Objective, Scene
 from metreg.grid import Grid
 from metreg.interpolate import downsample
@@ -156,6 +156,23 @@ def test_a_resume_with_other_settings_is_refused(tmp_path: Path) -> None:
         )
     with pytest.raises(MetregError, match="checkpoint: no such file"):
         train(some_pairs(2), short(), tmp_path / "elsewhere", device=CPU, resume=True)
+
+
+def test_a_pyramid_that_ends_early_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MetregError, match=r"solve\.shrink: to learn a metric the last level must be 1"):
+        train(some_pairs(2), changed(taking_turns(), {"solve.shrink": [4, 2]}), tmp_path, device=CPU)
+
+
+def test_prices_may_go_by_brightness() -> None:
+    learned = LearnedSettings(transport=1.0, transport_by="brightness")
+    model, grid = LearnedMetric(2, MetricSettings(), learned), Grid.unit_cube((8, 8))
+    source = torch.zeros(1, 1, 8, 8)
+    source[..., :4] = 0.5
+    assert torch.equal(model.prices(source, grid).transport, source)
+    dark, weights = torch.zeros_like(source), model.weights(source, grid)
+    assert model.penalties(weights, model.prices(dark, grid), grid).transport.item() == 0
+    everywhere = LearnedMetric(2, MetricSettings(), LearnedSettings(transport=1.0))
+    assert everywhere.prices(source, grid).transport.unique().tolist() == [1]
 
 
 def test_images_of_unlike_size_are_refused() -> None:

@@ -87,6 +87,10 @@ class _Training:
     def __init__(
         self, pairs: TrainingPairs, settings: Settings, run: Path, device: torch.device, home: Home | None
     ) -> None:
+        if settings.train.optimiser == "lbfgs" and settings.solve.shrink[-1] != 1:
+            raise MetregError(
+                f"solve.shrink: to learn a metric the last level must be 1, all of the image, got {settings.solve.shrink}"
+            )
         self.pairs, self.settings, self.run, self.device = pairs.on(device), settings, run, device
         self.generator = torch.Generator().manual_seed(settings.seed)
         self.map_grid = map_grid_of(pairs.grid, settings.flow.map_factor)
