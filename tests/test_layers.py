@@ -15,7 +15,7 @@ WALK = """
     kernels.lncc_gpu kernels.folding_gpu kernels.smooth_gpu kernels.replay kernels
     fields interpolate data.whole data.tensors data.datasets data.formats data.points data.io data.intensity
     data.transforms data.skull data.pair metric.base metric.gaussian metric.multi_gaussian metric.simplex metric.penalties
-    metric.network metric.learned metric.store flow.steps flow.stationary flow.maps
+    metric.network metric.learned metric.store choice flow.steps flow.stationary flow.maps
     similarity.ssd similarity.ncc similarity.lncc similarity.mi similarity energy synthetic
     solve.result solve.timesteps solve.lbfgs solve.optimise solve.multiscale solve.affine solve.unfold
     solve.register solve.momentum learn.pairs learn.momenta learn.checkpoint learn.work

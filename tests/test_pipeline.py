@@ -17,11 +17,11 @@ import torch
 import metreg
 from conftest import bend, bent_picture, centred, picture
 from metreg.checks import MetregError
+from metreg.choice import choose, open_metric, usual_metric
 from metreg.config import LearnedSettings, MetricSettings
 from metreg.data.transforms import Transform
 from metreg.metric.learned import LearnedMetric
 from metreg.metric.store import MetricFile, save_metric
-from metreg.pipeline import choose, open_metric
 
 QUICK = {"solve.iterations": [20, 10, 4]}
 FLIP = np.diag([-1.0, -1.0, 1.0])
@@ -158,6 +158,8 @@ def test_what_is_not_said_is_chosen(size: tuple[int, ...], given: dict[str, Any]
 
 def test_a_learned_metric_has_its_own_gaussians() -> None:
     fixed = np.zeros((60, 70, 60)), np.diag([2.0, 2.0, 2.0, 1.0])
+    other = metreg.make_settings("brain", changes={"metric.weights": [0.25, 0.25, 0.25, 0.25]})
+    assert usual_metric(fixed, other) == "global" and usual_metric(fixed, metreg.make_settings("brain")) == "brain-t1"
     with pytest.raises(MetregError, match="brain-t1 has Gaussians and weights of its own"):
         choose(fixed, "brain-t1", changes={"metric.weights": [0.25, 0.25, 0.25, 0.25]})
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from metreg.apply import load_transform
 from metreg.checks import MetregError, pick_device
+from metreg.choice import MEAN, choose, open_metric
 from metreg.config import Settings, changed, make_settings
 from metreg.data.datasets import PairFiles
 from metreg.data.intensity import BACKGROUND
@@ -26,7 +27,7 @@ from metreg.data.whole import write_whole
 from metreg.evaluate.measure import Case, measure, open_case
 from metreg.grid import Array
 from metreg.interpolate import downsample
-from metreg.pipeline import MEAN, choose, open_metric, read_label_names, register, version_of
+from metreg.pipeline import read_label_names, register, version_of
 from metreg.report.evaluation import Published, badness, write_evaluation
 from metreg.results import Result
 from metreg.solve.affine import align

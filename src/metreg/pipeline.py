@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from metreg.checks import MetregError, pick_device
-from metreg.config import MetricSettings, Settings, make_settings
-from metreg.data.formats import Image, open_image
+from metreg.choice import MEAN, choose, open_metric, usual_metric
+from metreg.config import Settings
+from metreg.data.formats import Image
 from metreg.data.intensity import BACKGROUND
 from metreg.data.io import check_same_grid, match_planes, read_image, read_labels, read_mask, read_weights
 from metreg.data.pair import Pair, make_pair
@@ -28,7 +29,7 @@ from metreg.data.skull import hint_at_skull
 from metreg.evaluate.overlap import common_labels
 from metreg.grid import Array
 from metreg.interpolate import downsample
-from metreg.metric.store import MetricFile, load_metric, metric_path
+from metreg.metric.store import MetricFile
 from metreg.results import Result
 from metreg.solve.affine import align
 from metreg.solve.multiscale import map_grid_of
@@ -36,13 +37,6 @@ from metreg.solve.register import WeightsOf, register_pair
 from metreg.solve.result import Record
 
 log = logging.getLogger(__name__)
-
-GLOBAL, USUAL = "global", "brain-t1"
-"""The same mixture of Gaussians everywhere; and the learned metric that is taken in 3-D where none is named."""
-HEAD_MM = 100.0
-"""An image of less than this is not of a head, and brain-t1 does harm there."""
-MEAN = "mean:"
-"""Before the name of a learned metric: the mean of its weights."""
 
 
 def register(
@@ -79,7 +73,7 @@ def register(
     if settings is None:
         metric, settings = choose(fixed, metric, preset=preset, changes=changes, weights=weights is not None)
     elif metric is None:
-        metric, _ = choose(fixed, preset=settings.preset, weights=weights is not None)
+        metric = usual_metric(fixed, settings, weights=weights is not None)
     command = _command(moving, fixed, {"metric": metric, **given})
     on_device = pick_device(device)
     _forget_peak_memory(on_device)
@@ -164,48 +158,6 @@ def _read_images(moving: Any, fixed: Any) -> tuple[Image, Image]:
     if (source.plane is None) != (target.plane is None):
         log.warning("one image is a slice of a 3-D file and the other is 2-D: the transforms written are 2-D")
     return match_planes(source, target), target
-
-
-def choose(
-    fixed: Any,
-    metric: str | None = None,
-    *,
-    preset: str | None = None,
-    config: Path | None = None,
-    changes: Iterable[str] | Mapping[str, Any] = (),
-    weights: bool = False,
-) -> tuple[str, Settings]:
-    """The metric and the settings of a registration, where not all is said.
-
-    In 3-D the metric is brain-t1, unless there are weights, other Gaussians, a preset that is not the one it was trained
-    with, or a fixed image too small to show a head. A learned metric brings along the settings of its training, unless a
-    preset is named.
-    """
-    if metric is None:
-        usual = load_metric(metric_path(USUAL))
-        given = make_settings(preset, config=config, changes=changes, usual=usual.used)
-        own = given.preset == usual.used["preset"] and _has_no_others(given, usual)
-        extent = open_image(fixed, "fixed image").extent_mm
-        fits = len(extent) == 3 and max(extent) >= HEAD_MM
-        metric = USUAL if own and fits and not weights else GLOBAL
-    learned = open_metric(metric)
-    settings = make_settings(preset, config=config, changes=changes, usual=None if learned is None else learned.used)
-    if learned is not None and not _has_no_others(settings, learned):
-        raise MetregError(f"metric.*: {metric} has Gaussians and weights of its own; leave these settings out")
-    return metric, settings
-
-
-def _has_no_others(settings: Settings, learned: MetricFile) -> bool:
-    """Whether the settings name no Gaussians or weights, or just those that the metric has."""
-    asked, *fitting = (
-        (metric.sigma, metric.weights) for metric in (settings.metric, MetricSettings(), learned.model.metric)
-    )
-    return asked in fitting
-
-
-def open_metric(name: str) -> MetricFile | None:
-    """The learned metric of that name or file, or none for the global one."""
-    return None if name == GLOBAL else load_metric(metric_path(name.removeprefix(MEAN)))
 
 
 def predict_weights(learned: MetricFile, pair: Pair, settings: Settings, *, mean: bool = False) -> Tensor | WeightsOf:

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from metreg.checks import MetregError
+from metreg.choice import MEAN
 from metreg.config import Settings, changed
 from metreg.data.datasets import PairFiles
 from metreg.data.whole import write_whole
 from metreg.evaluation import AFFINE, Method, Rows, begin, evaluate, write_report
 from metreg.metric.store import load_metric
-from metreg.pipeline import MEAN, register, version_of
+from metreg.pipeline import register, version_of
 from metreg.report.evaluation import Published
 from metreg.report.page import Html, Section, data_uri, png, render
 from metreg.report.plots import metric_panels, weight_maps

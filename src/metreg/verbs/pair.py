@@ -67,11 +67,10 @@ def register(
     make_settings(preset, config=config, changes=more)  # what is wrong with them should not wait for the rest
     check_output(out, overwrite=overwrite)
     from metreg import pipeline
+    from metreg.choice import choose
     from metreg.results import NAMES
 
-    metric, settings = pipeline.choose(
-        fixed, metric, preset=preset, config=config, changes=more, weights=weights is not None
-    )
+    metric, settings = choose(fixed, metric, preset=preset, config=config, changes=more, weights=weights is not None)
 
     given = (moving, fixed, moving_mask, fixed_mask, moving_labels, fixed_labels, weights)
     for path in given:
