@@ -48,9 +48,10 @@ def usual_metric(fixed: Any, settings: Settings, *, weights: bool = False) -> st
     not the one it was trained with, or a fixed image too small to show a head.
     """
     usual = load_metric(metric_path(USUAL))
-    own = settings.preset == usual.used["preset"] and _has_no_others(settings, usual)
+    if weights or settings.preset != usual.used["preset"] or not _has_no_others(settings, usual):
+        return GLOBAL
     extent = open_image(fixed, "fixed image").extent_mm
-    return USUAL if own and not weights and len(extent) == 3 and max(extent) >= HEAD_MM else GLOBAL
+    return USUAL if len(extent) == 3 and max(extent) >= HEAD_MM else GLOBAL
 
 
 def _has_no_others(settings: Settings, learned: MetricFile) -> bool:

@@ -21,7 +21,7 @@ def peers(
     metric: Annotated[
         list[str] | None,
         typer.Option(
-            help="A metric of metreg: M or NAME=M. Again and again.", show_default="brain-t1 in 3-D, global in 2-D"
+            help="A metric of metreg: M or NAME=M. Again and again.", show_default="brain-t1 for heads in 3-D, else global"
         ),
     ] = None,
     peer: Annotated[

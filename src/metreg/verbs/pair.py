@@ -20,7 +20,8 @@ def register(
     metric: Annotated[
         str | None,
         typer.Option(
-            help="The regulariser: global, brain-t1 or a metric file.", show_default="brain-t1 in 3-D, global in 2-D"
+            help="The regulariser: global, brain-t1 or a metric file.",
+            show_default="brain-t1 for heads in 3-D, else global",
         ),
     ] = None,
     weights: Annotated[
