@@ -60,5 +60,5 @@ class Transport(torch.autograd.Function):
         v, *kept = ctx.saved_tensors  # type: ignore[attr-defined]
         kernels = transport_kernels(p)
         assert kernels is not None
-        f_grad, v_grad = kernels.backward(tuple(kept), v, ctx.factors, p, ctx.order)  # type: ignore[attr-defined]
+        f_grad, v_grad = kernels.backward(tuple(kept), v, ctx.factors, p.contiguous(), ctx.order)  # type: ignore[attr-defined]
         return f_grad, v_grad, None, None, None

@@ -12,10 +12,12 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from metreg.grid import Grid
-from metreg.kernels.warp_gpu import BLOCK, forward_of, programs, pull_of
+from metreg.kernels.warp_gpu import forward_of, programs, pull_of
 
 SUMS = 6
 """Of k, k a, k b, k a a, k a b, k b b: mask k, warped a, target b."""
+AT_ONCE = 1024
+"""Sums of blocks that are added up side by side."""
 
 
 class WarpedNcc(torch.autograd.Function):
@@ -30,7 +32,7 @@ class WarpedNcc(torch.autograd.Function):
         parts = source.new_empty(len(source), SUMS, programs(grid, phi_inv))
         forward_of(source, phi_inv, grid, None, target, mask, parts)
         energy, pull = source.new_empty(len(source)), source.new_empty(len(source), 3)
-        _correlate[(len(source),)](parts, energy, pull, parts.shape[2], tiny, BLOCK=BLOCK)
+        _correlate[(len(source),)](parts, energy, pull, parts.shape[2], tiny, BLOCK=AT_ONCE, num_warps=AT_ONCE // 32)
         ctx.save_for_backward(source, phi_inv, target, mask, pull)  # type: ignore[arg-type]
         ctx.grid = grid  # type: ignore[attr-defined]
         return energy

@@ -13,42 +13,48 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK, MANY = 256, 128
-"""Points of a plane that one program takes, side by side in memory; the second where it holds much for every point."""
+STAGE, BACK = (2, 256, 8), (1, 256, 8)
+"""Planes, points of each side by side in memory, and warps of a program of a kernel."""
 
 
 def forward(f: Tensor, v: Tensor, factors: Sequence[float], steps: int, order: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """It keeps f and what comes out of every stage of every step, (1 + steps order, B, C, *S); the last is the map."""
-    maps = f.new_empty(1 + steps * order, *f.shape)
-    maps[0] = f
-    for t in range(0, steps * order, order):
+    """It keeps f and what comes out of every stage but the last, which is the map, (steps order - 1, B, C, *S)."""
+    stages, end = f.new_empty(steps * order - 1, *f.shape), torch.empty_like(f)
+    outs = [*stages, end]
+    for t in range(steps):
+        start = g = outs[t * order - 1] if t else f
         for j in range(order):
-            _launch(_stage, f, factors, maps[t], maps[t + j], v, maps[t + j + 1], 1 / (order - j))
-    return maps[-1].clone(), (maps,)  # the map may be kept when the stages are not
+            out = outs[t * order + j]
+            _launch(_stage, STAGE, f, factors, start, g, v, out, 1 / (order - j))
+            g = out
+    return end, (f, stages)
 
 
 def backward(kept: tuple[Tensor, ...], v: Tensor, factors: Sequence[float], p: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    """A step back is a chain of adjoint stages that begins with p, what the step gives to the velocity, and their sum."""
-    (maps,) = kept
+    """A step back is a chain of adjoint stages that begins with p; its sum is p one step earlier."""
+    f, stages = kept
     v_grad, chain = torch.empty_like(v), p.new_empty(order, *p.shape)
-    chain[0] = p
-    last = len(maps) - 1 - order
+    last = len(stages) + 1 - order
     for t in range(last, -1, -order):
-        for k in range(1, order):
-            _launch(_adjoint_stage, p, factors, chain[k - 1], v, chain[k], 1 / k, chain, ORDER=order, LAST=False)
-        _launch(_by_velocity, p, factors, chain, maps[t], v_grad, ORDER=order, FIRST=t == last)
-        end = chain[-1] if order > 1 else chain[0].clone()  # what is written must not be what neighbours are read from
-        _launch(_adjoint_stage, p, factors, end, v, chain[0], 1 / order, chain, ORDER=order, LAST=True)
-    return chain[0], v_grad
+        q = p if order > 1 else p.clone()  # what is written must not be what neighbours are read from
+        for k in range(1, order + 1):
+            g = stages[t + order - k - 1] if t + order > k else f
+            out, end = chain[k % order], {"ORDER": order, "LAST": k == order, "FIRST": t == last and k == 1}
+            _launch(_adjoint_stage, BACK, p, factors, q, v, g, out, v_grad, p, chain, 1 / k, **end)
+            q = out
+        p = chain[0]
+    return p, v_grad
 
 
-def _launch(kernel: Any, like: Tensor, factors: Sequence[float], *arguments: Any, **constants: int) -> None:
+def _launch(
+    kernel: Any, tile: tuple[int, int, int], like: Tensor, factors: Sequence[float], *arguments: Any, **constants: int
+) -> None:
     """z_d = factors_d v_d is what a step makes of the velocity."""
     batch, channels, *shape = like.shape
     n0, n1, n2 = [1] * (3 - len(shape)) + shape
     scales = [0.0] * (3 - len(shape)) + list(factors)
-    block = MANY if kernel is _by_velocity else BLOCK
-    kernel[triton.cdiv(n1 * n2, block), n0, batch](
+    planes, block, warps = tile
+    kernel[triton.cdiv(n1 * n2, block), triton.cdiv(n0, planes), batch](
         *arguments,
         *scales,
         n0,
@@ -56,17 +62,20 @@ def _launch(kernel: Any, like: Tensor, factors: Sequence[float], *arguments: Any
         n2,
         CHANNELS=channels,
         AXES=len(shape),
+        PLANES=planes,
         BLOCK=block,
+        num_warps=warps,
         **constants,
     )
 
 
 @triton.jit
-def _place(n1, n2, BLOCK: tl.constexpr):
-    """A program's plane, and its points there: indices, where they lie, and which there are (others repeat the last)."""
-    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    at = tl.minimum(lane, n1 * n2 - 1)
-    return tl.program_id(1), at // n2, at % n2, at, lane == at
+def _place(n0, n1, n2, PLANES: tl.constexpr, BLOCK: tl.constexpr):
+    """The points of a program: indices, where they lie, and which there are (others repeat the last of an axis)."""
+    lane = tl.arange(0, PLANES * BLOCK)
+    row, column = tl.program_id(1) * PLANES + lane // BLOCK, tl.program_id(0) * BLOCK + lane % BLOCK
+    i, at = tl.minimum(row, n0 - 1), tl.minimum(column, n1 * n2 - 1)
+    return i, at // n2, at % n2, i * n1 * n2 + at, (row == i) & (column == at)
 
 
 @triton.jit
@@ -84,25 +93,26 @@ def _stage(
     n2,
     CHANNELS: tl.constexpr,
     AXES: tl.constexpr,
+    PLANES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """out = f + scale sum_d z_d difference_d(g)."""
     plane, size = n1 * n2, n0 * n1 * n2
-    i, j, k, at, inside = _place(n1, n2, BLOCK)
+    i, j, k, at, inside = _place(n0, n1, n2, PLANES, BLOCK)
     pair = tl.program_id(2).to(tl.int64)
     low1, high1, weight1 = _neighbours(j, n1)
     low2, high2, weight2 = _neighbours(k, n2)
     low1, high1, low2, high2 = at - low1 * n2, at + high1 * n2, at - low2, at + high2
     weight1 *= scale * s1
     weight2 *= scale * s2
-    to_v = v + pair * AXES * size + i * plane
+    to_v = v + pair * AXES * size
     z1 = weight1 * tl.load(to_v + (AXES - 2) * size + at)
     z2 = weight2 * tl.load(to_v + (AXES - 1) * size + at)
     if AXES == 3:
         low0, high0, weight0 = _neighbours(i, n0)
         z0 = scale * s0 * weight0 * tl.load(to_v + at)
     for c in tl.static_range(CHANNELS):
-        here = (pair * CHANNELS + c) * size + i * plane
+        here = (pair * CHANNELS + c) * size
         value = tl.load(f + here + at)
         value += z1 * _slope(g + here, low1, high1) + z2 * _slope(g + here, low2, high2)
         if AXES == 3:
@@ -114,9 +124,12 @@ def _stage(
 def _adjoint_stage(
     q,
     v,
+    g,
     out,
-    scale,
+    v_grad,
+    p,
     chain,
+    scale,
     s0,
     s1,
     s2,
@@ -125,19 +138,24 @@ def _adjoint_stage(
     n2,
     CHANNELS: tl.constexpr,
     AXES: tl.constexpr,
+    PLANES: tl.constexpr,
     BLOCK: tl.constexpr,
     ORDER: tl.constexpr,
     LAST: tl.constexpr,
+    FIRST: tl.constexpr,
 ):
-    """out = scale sum_d difference_d^T (z_d q); the last one adds all the chain (ORDER, B, C, *S)."""
+    """out = scale sum_d difference_d^T (z_d q), and v_grad_d += scale factor_d sum_c q difference_d(g).
+
+    The last one adds p and all of the chain (ORDER, B, C, *S) but its first place, which is for the sum.
+    """
     plane, size = n1 * n2, n0 * n1 * n2
-    i, j, k, at, inside = _place(n1, n2, BLOCK)
+    i, j, k, at, inside = _place(n0, n1, n2, PLANES, BLOCK)
     pair = tl.program_id(2).to(tl.int64)
     step = tl.num_programs(2).to(tl.int64) * CHANNELS * size
     low1, high1, below1, middle1, above1 = _spread(j, n1, scale * s1)
     low2, high2, below2, middle2, above2 = _spread(k, n2, scale * s2)
     low1, high1, low2, high2 = at - low1 * n2, at + high1 * n2, at - low2, at + high2
-    to_v = v + pair * AXES * size + i * plane
+    to_v, to_grad = v + pair * AXES * size, v_grad + pair * AXES * size
     v1, v2 = to_v + (AXES - 2) * size, to_v + (AXES - 1) * size
     before1 = below1 * tl.load(v1 + low1)
     after1 = above1 * tl.load(v1 + high1)
@@ -150,69 +168,30 @@ def _adjoint_stage(
         low0, high0 = at - low0 * plane, at + high0 * plane
         before0 = below0 * tl.load(to_v + low0)
         after0 = above0 * tl.load(to_v + high0)
-        middle += middle0 * tl.load(to_v + at)
-    at_border = middle != 0
+        middle += middle0 * tl.load(to_v + at, mask=middle0 != 0, other=0.0)
+    by_z1 = tl.zeros((PLANES * BLOCK,), tl.float32)
+    by_z0, by_z2 = by_z1, by_z1
     for c in tl.static_range(CHANNELS):
-        here = (pair * CHANNELS + c) * size + i * plane
-        to_q = q + here
-        value = middle * tl.load(to_q + at, mask=at_border, other=0.0)
-        value += before1 * tl.load(to_q + low1)
-        value -= after1 * tl.load(to_q + high1)
-        value += before2 * tl.load(to_q + low2)
-        value -= after2 * tl.load(to_q + high2)
+        here = (pair * CHANNELS + c) * size
+        to_q, to_g = q + here, g + here
+        force = tl.load(to_q + at)
+        value = middle * force
+        value += before1 * tl.load(to_q + low1) - after1 * tl.load(to_q + high1)
+        value += before2 * tl.load(to_q + low2) - after2 * tl.load(to_q + high2)
+        by_z1 += force * _slope_once(to_g, low1, high1)
+        by_z2 += force * _slope_once(to_g, low2, high2)
         if AXES == 3:
-            value += before0 * tl.load(to_q + low0)
-            value -= after0 * tl.load(to_q + high0)
+            value += before0 * tl.load(to_q + low0) - after0 * tl.load(to_q + high0)
+            by_z0 += force * _slope_once(to_g, low0, high0)
         if LAST:
-            for earlier in tl.static_range(ORDER):
+            value += tl.load(p + here + at)
+            for earlier in tl.static_range(1, ORDER):
                 value += tl.load(chain + earlier * step + here + at)
         tl.store(out + here + at, value, mask=inside)
-
-
-@triton.jit
-def _by_velocity(
-    chain,
-    maps,
-    v_grad,
-    s0,
-    s1,
-    s2,
-    n0,
-    n1,
-    n2,
-    CHANNELS: tl.constexpr,
-    AXES: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ORDER: tl.constexpr,
-    FIRST: tl.constexpr,
-):
-    """v_grad_d += factor_d sum_k 1/k sum_c chain_(k-1) difference_d(g_k), g_k the map k stages before the step's end."""
-    plane, size = n1 * n2, n0 * n1 * n2
-    i, j, k, at, inside = _place(n1, n2, BLOCK)
-    pair = tl.program_id(2).to(tl.int64)
-    step = tl.num_programs(2).to(tl.int64) * CHANNELS * size
-    low1, high1, weight1 = _neighbours(j, n1)
-    low2, high2, weight2 = _neighbours(k, n2)
-    low1, high1, low2, high2 = at - low1 * n2, at + high1 * n2, at - low2, at + high2
-    by_z1 = tl.zeros((BLOCK,), tl.float32)
-    by_z0, by_z2 = by_z1, by_z1
-    low0, high0, weight0 = _neighbours(i, n0)
-    low0, high0 = at - low0 * plane, at + high0 * plane
-    for stage in range(ORDER):  # loops are not unrolled: a program would hold too much
-        share = 1 / (stage + 1.0)
-        for c in range(CHANNELS):
-            here = (pair * CHANNELS + c) * size + i * plane
-            force = share * tl.load(chain + stage * step + here + at)
-            g = maps + (ORDER - 1 - stage) * step + here
-            by_z1 += force * _slope(g, low1, high1)
-            by_z2 += force * _slope(g, low2, high2)
-            if AXES == 3:
-                by_z0 += force * _slope(g, low0, high0)
-    out = v_grad + pair * AXES * size + i * plane
-    _add(out + (AXES - 2) * size + at, s1 * weight1 * by_z1, inside, FIRST)
-    _add(out + (AXES - 1) * size + at, s2 * weight2 * by_z2, inside, FIRST)
+    _add(to_grad + (AXES - 2) * size + at, scale * s1 * _one_sided(j, n1) * by_z1, inside, FIRST)
+    _add(to_grad + (AXES - 1) * size + at, scale * s2 * _one_sided(k, n2) * by_z2, inside, FIRST)
     if AXES == 3:
-        _add(out + at, s0 * weight0 * by_z0, inside, FIRST)
+        _add(to_grad + at, scale * s0 * _one_sided(i, n0) * by_z0, inside, FIRST)
 
 
 @triton.jit
@@ -223,16 +202,26 @@ def _add(into, value, inside, FIRST: tl.constexpr):
 
 
 @triton.jit
+def _slope_once(g, before, after):
+    return tl.load(g + after, eviction_policy="evict_first") - tl.load(g + before, eviction_policy="evict_first")
+
+
+@triton.jit
 def _slope(g, before, after):
     """The difference of the values at two places."""
     return tl.load(g + after) - tl.load(g + before)
 
 
 @triton.jit
+def _one_sided(i, n):
+    """The factor of the difference of the points around i, which at an end is that of i and its one neighbour."""
+    return tl.where((i == 0) | (i == n - 1), 2.0, 1.0)
+
+
+@triton.jit
 def _neighbours(i, n):
     """Steps to the points before and after i (0 at an end), and the factor of their difference."""
-    low, high = (i > 0).to(tl.int32), (i < n - 1).to(tl.int32)
-    return low, high, tl.where(low + high == 2, 1.0, 2.0)
+    return (i > 0).to(tl.int32), (i < n - 1).to(tl.int32), _one_sided(i, n)
 
 
 @triton.jit
