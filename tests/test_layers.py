@@ -13,7 +13,7 @@ WALK = """
     kernels.bernstein_cpu
     kernels.tiles_gpu kernels.transport_gpu kernels.convolve kernels.sampling_gpu kernels.warp_gpu kernels.ncc_gpu
     kernels.lncc_gpu kernels.folding_gpu kernels.smooth_gpu kernels.replay kernels
-    fields interpolate data.whole data.tensors data.datasets data.formats data.points data.io data.intensity
+    fields interpolate data.whole data.tensors data.datasets data.intensity data.formats data.points data.io
     data.transforms data.skull data.pair metric.base metric.gaussian metric.multi_gaussian metric.simplex metric.penalties
     metric.network metric.learned metric.store choice flow.steps flow.stationary flow.maps
     similarity.ssd similarity.ncc similarity.lncc similarity.mi similarity energy synthetic

@@ -16,7 +16,7 @@ from conftest import bent_picture, centred, picture
 from metreg.checks import MetregError
 from metreg.config import Settings, make_settings
 from metreg.data.datasets import PairFiles, find_pairs
-from metreg.data.intensity import quantile_function, standardise
+from metreg.data.intensity import match, quantile_function, standardise
 from metreg.metric.store import load_metric
 from metreg.training import prepare, train_metric
 
@@ -90,7 +90,7 @@ def test_intensities_are_matched_to_a_standard() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.gamma(2.0, size=20000).astype(np.float32), rng.normal(5, 1, size=20000).astype(np.float32)
     standard = quantile_function(a)
-    found = standardise(b, None, standard.tolist())
+    found = match(standardise(b), standard.tolist())
     assert found.min() >= 0 and found.max() <= 1
     np.testing.assert_allclose(quantile_function(found)[5:95], standard[5:95], atol=0.05)
     assert (np.diff(found[np.argsort(b)]) >= 0).all()

@@ -133,3 +133,10 @@ def transform_points(matrix: Array, points: Array) -> Array:
     turned = points @ np.ascontiguousarray(matrix[:-1, :-1].T)  # a strided matrix would take the slow way through numpy
     turned += matrix[:-1, -1]
     return np.asarray(turned)
+
+
+def some_of(chosen: Array, most: int) -> Array:
+    """Indices (P, D) of chosen voxels, booleans (*S), evenly spread; about `most` of them where there are more."""
+    places = np.flatnonzero(chosen)
+    places = places[:: max(1, len(places) // most)]
+    return np.stack(np.unravel_index(places, chosen.shape), axis=1)

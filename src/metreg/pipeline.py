@@ -10,6 +10,7 @@ import resource
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch import Tensor
 from metreg.checks import MetregError, pick_device
 from metreg.choice import MEAN, choose, open_metric, usual_metric
 from metreg.config import Settings
-from metreg.data.formats import Image
+from metreg.data.formats import Image, open_image
 from metreg.data.intensity import BACKGROUND
 from metreg.data.io import check_same_grid, match_planes, read_image, read_labels, read_mask, read_weights
 from metreg.data.pair import Pair, make_pair
@@ -87,11 +88,10 @@ def register(
     torch.set_flush_denormal(True)
     names = read_label_names(label_names)
 
-    source, target = _read_images(moving, fixed)
-    source_mask = None if moving_mask is None else read_mask(moving_mask, source, "moving mask")
-    target_mask = None if fixed_mask is None else read_mask(fixed_mask, target, "fixed mask")
-    source_labels = _labels(moving_labels, source, "moving labels")
-    target_labels = _labels(fixed_labels, target, "fixed labels", meeting=source_labels)
+    files = {"moving image": moving, "fixed image": fixed, "moving mask": moving_mask, "fixed mask": fixed_mask}
+    images = _read({**files, "moving labels": moving_labels, "fixed labels": fixed_labels})
+    source, target = images["moving image"], images["fixed image"]
+    source_mask, target_mask = images.get("moving mask"), images.get("fixed mask")
     local = None if weights is None else match_planes(read_weights(weights, source, len(settings.metric.sigma)), source)
     hint_at_skull(source, source_mask, "moving image")
     hint_at_skull(target, target_mask, "fixed image")
@@ -142,22 +142,46 @@ def register(
         metric=metric if local is None else f"local weights of {local.name}",
         metric_licence="Apache-2.0" if learned is None else learned.licence,
         facts={**_facts(on_device, clock), "command": command},
-        moving_labels=source_labels,
-        fixed_labels=target_labels,
+        moving_labels=images.get("moving labels"),
+        fixed_labels=images.get("fixed labels"),
         label_names=names,
     )
 
 
-def _read_images(moving: Any, fixed: Any) -> tuple[Image, Image]:
-    """Both images; of slices, the moving one with the axes of the fixed one."""
-    source, target = read_image(moving, "moving image"), read_image(fixed, "fixed image")
+def _read(files: Mapping[str, Any]) -> dict[str, Image]:
+    """By role, what was given: unpacked side by side, then checked in the order given."""
+    with ThreadPoolExecutor() as pool:
+        opened = {role: pool.submit(open_image, file, role) for role, file in files.items() if file is not None}
+    found = {role: image.result() for role, image in opened.items()}
+    source, target = (read_image(found[role], role) for role in ("moving image", "fixed image"))
     if source.dim != target.dim:
         raise MetregError(
             f"moving image is {source.dim}-D and fixed image {target.dim}-D: {source.name}, {target.name}; wanted the same"
         )
     if (source.plane is None) != (target.plane is None):
         log.warning("one image is a slice of a 3-D file and the other is 2-D: the transforms written are 2-D")
-    return match_planes(source, target), target
+    source = match_planes(source, target)
+    if "fixed labels" in found and "moving labels" not in found:
+        raise MetregError("fixed labels: they measure overlap with moving labels; give those too")
+    found |= {"moving image": source, "fixed image": target}
+    for role, image in found.items():
+        like = source if role.startswith("moving") else target
+        if role.endswith("mask"):
+            found[role] = read_mask(image, like, role)
+        elif role.endswith("labels"):
+            found[role] = _labels(image, like, role)
+    if "fixed labels" in found:
+        moving, fixed = found["moving labels"], found["fixed labels"]
+        if not len(common_labels(moving.values, fixed.values)):
+            raise MetregError(f"fixed labels: no label in common: {moving.name}, {fixed.name}")
+    return found
+
+
+def _labels(image: Image, like: Image, role: str) -> Image:
+    """Labels on the voxels of `like`."""
+    labels = read_labels(image, role)
+    check_same_grid(labels, like, role)
+    return replace(labels, affine=like.affine, plane=like.plane)
 
 
 def predict_weights(learned: MetricFile, pair: Pair, settings: Settings, *, mean: bool = False) -> Tensor | WeightsOf:
@@ -176,19 +200,6 @@ def predict_weights(learned: MetricFile, pair: Pair, settings: Settings, *, mean
     shown = (downsample(pair.source, map_grid) > BACKGROUND).to(weights)
     average = (weights * shown).flatten(2).sum(2) / shown.sum()
     return average.view(*average.shape, *[1] * map_grid.dim).expand_as(weights).contiguous()
-
-
-def _labels(source: Any, like: Image, role: str, meeting: Image | None = None) -> Image | None:
-    """Labels on the voxels of `like`; they must share one with those that they are `meeting`."""
-    if source is None:
-        return None
-    if role == "fixed labels" and meeting is None:
-        raise MetregError("fixed labels: they measure overlap with moving labels; give those too")
-    labels = read_labels(source, role)
-    check_same_grid(labels, like, role)
-    if meeting is not None and not len(common_labels(meeting.values, labels.values)):
-        raise MetregError(f"{role}: no label in common: {meeting.name}, {labels.name}")
-    return replace(labels, affine=like.affine, plane=like.plane)
 
 
 def read_label_names(path: str | Path | None) -> dict[int, str]:

@@ -14,7 +14,7 @@ import torch
 
 from metreg.config import Settings
 from metreg.data.formats import Image
-from metreg.data.intensity import BACKGROUND, standardise
+from metreg.data.intensity import BACKGROUND
 from metreg.data.io import to_nibabel, write_image
 from metreg.data.pair import Pair, carry
 from metreg.data.transforms import (
@@ -241,7 +241,7 @@ class Result:
     @cached_property
     def brain_jacobian(self) -> Array:
         """The determinant at the voxels (P,) that the fixed image shows, background aside."""
-        return np.asarray(self.jacobian[standardise(self.fixed.values) > BACKGROUND])
+        return np.asarray(self.jacobian[self.fixed.scaled > BACKGROUND])
 
     @property
     def history(self) -> list[Record]:
@@ -298,7 +298,7 @@ class Result:
         back = map_of_field(field_of_map(self.registration.phi, grid), grid).to(self._device)
         gap = compose(self.written_map, back, grid) - grid.points(back)
         error = (gap / self.pair.grid.steps(gap)).norm(dim=1)
-        home = round_trip(self.transform, self.inverse, self.fixed, standardise(self.fixed.values) > BACKGROUND)
+        home = round_trip(self.transform, self.inverse, self.fixed, self.fixed.scaled > BACKGROUND)
         return {
             "folds": int(count_folds(back, grid)),
             "error_voxels": {"mean": float(error.mean()), "max": float(error.max())},

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import zlib
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from metreg.checks import MetregError
+from metreg.data.intensity import standardise
 from metreg.grid import Array, transform_points, voxel_size
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,11 @@ class Image:
     def extent_mm(self) -> tuple[float, ...]:
         """How far it reaches along its axes."""
         return tuple(float(n * size) for n, size in zip(self.shape, voxel_size(self.affine), strict=True))
+
+    @cached_property
+    def scaled(self) -> Array:
+        """Its intensities in [0, 1], as `standardise` has them."""
+        return standardise(self.values)
 
     def with_values(self, values: Array) -> Image:
         """Other values on the same voxels."""

@@ -16,19 +16,18 @@ SHARES = np.linspace(0, 1, 101)
 """The shares of the foreground at which a quantile function is kept."""
 
 
-def standardise(values: Array, mask: Array | None = None, standard: Sequence[float] = ()) -> Array:
-    """Intensities in [0, 1]: the smallest becomes 0, the brightest percent of what is above it 1, both inside the mask.
-
-    With a `standard`, the quantile function of others, those of the foreground are matched to it.
-    """
+def standardise(values: Array, mask: Array | None = None) -> Array:
+    """Intensities in [0, 1]: the smallest becomes 0, the brightest percent of what is above it 1, both inside the mask."""
     seen = values if mask is None else values[mask > 0]
     low = float(seen.min())
     above = seen[seen > low]
     high = float(np.percentile(above, TOP)) if above.size else low
     scale = high - low if high > low else 1.0
-    scaled = np.clip((values - low) / scale, 0, 1).astype(np.float32)
-    if not len(standard):
-        return scaled
+    return np.clip((values - low) / scale, 0, 1).astype(np.float32)
+
+
+def match(scaled: Array, standard: Sequence[float], mask: Array | None = None) -> Array:
+    """Standardised intensities with those of the foreground matched to a `standard`, the quantile function of others."""
     own = _quantiles(scaled if mask is None else scaled[mask > 0])
     rising = np.maximum.accumulate(own) + 1e-6 * np.arange(1, len(own) + 1)
     return np.interp(scaled, [0, *rising], [0, *standard]).astype(np.float32)

@@ -13,7 +13,7 @@ from torch import Tensor
 from metreg.checks import MetregError
 from metreg.config import Settings
 from metreg.data.formats import Image
-from metreg.data.intensity import BACKGROUND, standardise
+from metreg.data.intensity import BACKGROUND, match, standardise
 from metreg.data.transforms import positions, sample_at, sample_tensor
 from metreg.grid import Array, Grid, is_orthogonal, transform_points, voxel_size, world_points
 from metreg.interpolate import fill_unknown
@@ -73,7 +73,10 @@ def bring(
     """
     seen = None if mask is None else mask.values
     known = np.ones(image.shape, dtype=np.float32) if seen is None else seen.astype(np.float32)
-    both = torch.from_numpy(np.stack([standardise(image.values, seen, standard), known]))[None].to(device).double()
+    values = image.scaled if seen is None else standardise(image.values, seen)
+    if len(standard):
+        values = match(values, standard, seen)
+    both = torch.from_numpy(np.stack([values, known]))[None].to(device).double()
     on_grid = carry(both, np.linalg.inv(image.affine) @ matrix @ grid.affine, grid.shape)
     f, k = (part.float().contiguous() for part in on_grid.split(1, dim=1))
     return fill_unknown(f, k, grid), k
@@ -102,7 +105,7 @@ def carry(f: Tensor, matrix: Array, shape: tuple[int, ...]) -> Tensor:
 
 def content_box(image: Image) -> tuple[Array, Array]:
     """First and last index along each axis (D,) at which the image is not background."""
-    seen = standardise(image.values) > BACKGROUND
+    seen = image.scaled > BACKGROUND
     axes = range(image.dim)
     along = [np.flatnonzero(seen.any(tuple(other for other in axes if other != axis))) for axis in axes]
     return np.array([where[0] for where in along]), np.array([where[-1] for where in along])

@@ -7,9 +7,9 @@ import logging
 import numpy as np
 
 from metreg.data.formats import Image
-from metreg.data.intensity import BACKGROUND, standardise
+from metreg.data.intensity import BACKGROUND
 from metreg.data.transforms import sample_at
-from metreg.grid import Array, transform_points
+from metreg.grid import Array, some_of, transform_points
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +36,8 @@ def seems_to_have_skull(image: Image) -> bool:
     """Whether most rays from the middle of the head outwards meet brain, a dark gap, and one more thin layer."""
     if image.dim != 3:
         return False
-    seen = standardise(image.values)
-    inside = np.argwhere(seen > BACKGROUND)
-    places = transform_points(image.affine, inside[:: max(1, len(inside) // 20_000)].astype(float))
+    seen = image.scaled
+    places = transform_points(image.affine, some_of(seen > BACKGROUND, 20_000).astype(float))
     low, high = np.percentile(places, (1, 99), axis=0)
     if not HEAD_MM[0] < high[1] - low[1] < HEAD_MM[1]:
         return False

@@ -10,7 +10,7 @@ import numpy as np
 from metreg.checks import MetregError
 from metreg.data.datasets import PairFiles
 from metreg.data.formats import Image
-from metreg.data.intensity import BACKGROUND, standardise
+from metreg.data.intensity import BACKGROUND
 from metreg.data.io import check_same_grid, match_planes, read_image, read_labels, read_mask
 from metreg.data.points import Frame, read_points
 from metreg.data.transforms import Transform
@@ -36,7 +36,7 @@ class Case:
 def open_case(files: PairFiles, frame: Frame | None = None) -> Case:
     fixed = read_image(files.fixed, "fixed image")
     moving = match_planes(read_image(files.moving, "moving image"), fixed)
-    seen = standardise(fixed.values) > BACKGROUND
+    seen = fixed.scaled > BACKGROUND
     if files.fixed_mask is not None:
         seen = read_mask(files.fixed_mask, fixed, "fixed mask").values > 0
     labels = [

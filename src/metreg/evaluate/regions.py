@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from metreg.evaluate.overlap import ranks
+from metreg.evaluate.overlap import common_labels, ranks
 from metreg.grid import Array
 
 
@@ -38,8 +38,7 @@ def regions_of(
     names: dict[int, str],
 ) -> list[Region]:
     """Every label that is there `before` and `after` the deformation; all arrays (*S) on the same voxels, lengths in mm."""
-    labels = np.intersect1d(before, after)
-    labels = labels[labels != 0]
+    labels = common_labels(before, after)
     counts, sigmas = _sums(before, labels, sigma)
     log = np.log(jacobian.clip(1e-6))
     ends, *sums = _sums(after, labels, displacement, jacobian, log, log**2)

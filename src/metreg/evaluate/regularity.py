@@ -10,7 +10,7 @@ from metreg.data.transforms import Affine, Field, Transform
 from metreg.evaluate.statistics import PERCENTILES
 from metreg.fields import jacobian_determinant
 from metreg.flow.maps import certify, count_folds
-from metreg.grid import Array, Grid, transform_points
+from metreg.grid import Array, Grid, some_of, transform_points
 
 MOST_POINTS = 100_000
 """At most about so many voxels are taken there and back again."""
@@ -65,9 +65,7 @@ def jacobian_facts(det: Array) -> dict[str, float]:
 
 def round_trip(transform: Transform, inverse: Transform, fixed: Image, inside: Array) -> Array:
     """How far, in millimetres, voxels `inside` the fixed image (*S) are from home after the transform and its inverse."""
-    chosen = np.argwhere(inside)
-    chosen = chosen[:: max(1, len(chosen) // MOST_POINTS)]
-    points = transform_points(fixed.affine, chosen.astype(float))
+    points = transform_points(fixed.affine, some_of(inside, MOST_POINTS).astype(float))
     if transform.dim > fixed.dim and fixed.plane is not None:
         points = transform_points(fixed.plane, points)
     return np.asarray(np.linalg.norm(inverse.apply(transform.apply(points)) - points, axis=1))

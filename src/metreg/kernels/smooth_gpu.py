@@ -138,7 +138,7 @@ def _sum_up(
     window = tl.load(tau + at, mask=inside, other=0.0) if WINDOWED else 1.0
     weights = ()
     for i in tl.static_range(N):
-        weights = weights + (window * _root(w, i, pair, at, size, inside, N, LOCAL),)
+        weights += (window * _root(w, i, pair, at, size, inside, N, LOCAL),)  # type: ignore[assignment]
     for c in tl.static_range(C):
         total = tl.zeros((BLOCK,), tl.float32)
         for i in tl.static_range(N):

@@ -325,7 +325,7 @@ def _gathered(plane, j, k, n1, n2, r1, r2, SPAN1: tl.constexpr, SPAN2: tl.conste
     first1, first2 = first(j, r1), first(k, r2)
     weights = ()
     for step2 in tl.static_range(SPAN2):
-        weights = weights + (_share(first2 + step2, k, n2, r2),)
+        weights += (_share(first2 + step2, k, n2, r2),)  # type: ignore[assignment]
     for step1 in range(SPAN1):
         row = tl.minimum(first1 + step1, n1 - 1) * n2 + first2
         along = tl.zeros_like(total)

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from metreg.data.formats import Image
-from metreg.data.intensity import BACKGROUND, standardise
+from metreg.data.intensity import BACKGROUND
 from metreg.data.transforms import Field, sample_at
 from metreg.fields import jacobian_determinant
 from metreg.grid import Array, Grid, transform_points, voxel_size
@@ -180,7 +180,7 @@ def pair_planes(
     `affine` takes fixed to moving points, `field` is the deformation before it, `jacobian` (*S) is given at the fixed
     image's voxels, `metric`, if local, has sigma(x) in mm and the weights, (1 + N, *S'), in the space of the source.
     """
-    target, source = standardise(fixed.values), standardise(moving.values)
+    target, source = fixed.scaled, moving.scaled
     shown = target > BACKGROUND
 
     def picture(cut: Cut) -> Plane:

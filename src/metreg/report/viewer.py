@@ -6,13 +6,14 @@ import base64
 import colorsys
 import gzip
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
-from metreg.evaluate.overlap import ranks
+from metreg.evaluate.overlap import labels_in, ranks
 from metreg.grid import Array
 
 COLOURS = ("gray", "viridis", "inferno", "PuOr", "RdBu", "hot", "cool")
@@ -48,12 +49,14 @@ def viewer_html(layers: Sequence[Layer]) -> str | None:
     bundle, licence = vendor.joinpath("niivue.umd.js.gz"), vendor.joinpath("niivue.LICENSE")
     if not (bundle.is_file() and licence.is_file()):
         return None
+    with ThreadPoolExecutor() as pool:
+        packed = list(pool.map(_packed, layers))
     environment = jinja2.Environment(autoescape=True)
     template = environment.from_string(files("metreg.report").joinpath("viewer.html").read_text(encoding="utf-8"))
     return template.render(
         layers=layers,
         colours=COLOURS,
-        data={"layers": [_packed(layer) for layer in layers], "colours": {name: _table(name) for name in COLOURS}},
+        data={"layers": packed, "colours": {name: _table(name) for name in COLOURS}},
         bundle=base64.b64encode(bundle.read_bytes()).decode(),
         licence=licence.read_text(encoding="utf-8"),
     )
@@ -83,7 +86,7 @@ def _packed(layer: Layer) -> dict[str, Any]:
 def _packed_labels(layer: Layer) -> dict[str, Any]:
     """Labels as their rank among those present, 0 first."""
     values = np.rint(layer.values).astype(np.int32)
-    present = np.union1d(values, [0])
+    present = np.union1d(labels_in(values), [0])
     order = np.argsort(present != 0, kind="stable")  # which of them is shown as the first, the second, ...
     labels = present[order]
     indices = np.argsort(order).astype(np.uint8 if len(labels) <= 256 else np.uint16)[ranks(values, present)]

@@ -87,7 +87,7 @@ def align(
 def _prepare(image: Image, mask: Image | None) -> tuple[Tensor, Tensor]:
     """Standardised values and mask, (1, 1, *S) each."""
     seen = None if mask is None else mask.values
-    values = torch.from_numpy(standardise(image.values, seen))[None, None]
+    values = torch.from_numpy(image.scaled if seen is None else standardise(image.values, seen))[None, None]
     known = torch.ones_like(values) if seen is None else torch.from_numpy(seen)[None, None]
     return values, known
 
