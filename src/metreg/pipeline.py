@@ -89,7 +89,7 @@ def register(
     names = read_label_names(label_names)
 
     files = {"moving image": moving, "fixed image": fixed, "moving mask": moving_mask, "fixed mask": fixed_mask}
-    images = _read({**files, "moving labels": moving_labels, "fixed labels": fixed_labels})
+    images = _read({**files, "moving labels": moving_labels, "fixed labels": fixed_labels}, on_device)
     source, target = images["moving image"], images["fixed image"]
     source_mask, target_mask = images.get("moving mask"), images.get("fixed mask")
     local = None if weights is None else match_planes(read_weights(weights, source, len(settings.metric.sigma)), source)
@@ -148,9 +148,10 @@ def register(
     )
 
 
-def _read(files: Mapping[str, Any]) -> dict[str, Image]:
-    """By role, what was given: unpacked side by side, then checked in the order given."""
+def _read(files: Mapping[str, Any], device: torch.device) -> dict[str, Image]:
+    """By role, what was given: unpacked side by side, while the device wakes up, then checked in the order given."""
     with ThreadPoolExecutor() as pool:
+        pool.submit(torch.zeros, 1, device=device)
         opened = {role: pool.submit(open_image, file, role) for role, file in files.items() if file is not None}
     found = {role: image.result() for role, image in opened.items()}
     source, target = (read_image(found[role], role) for role in ("moving image", "fixed image"))

@@ -47,7 +47,14 @@ class Cut:
 
     def voxels(self) -> Array:
         """The index of every pixel, (rows, columns, D)."""
-        return np.moveaxis(self.take(np.indices(self.shape)), 0, -1)
+        rows, columns = (
+            np.arange(self.shape[axis])[::-1] if back else np.arange(self.shape[axis])
+            for axis, back in zip(self.axes, self.backwards, strict=True)
+        )
+        index = np.empty((len(rows), len(columns), len(self.shape)), dtype=int)
+        index[:] = self.at
+        index[..., self.axes[0]], index[..., self.axes[1]] = rows[:, None], columns
+        return index
 
     def pixels(self, index: Array) -> Array:
         """Where indices (rows, columns, D) lie in the picture: row and column, (2, rows, columns)."""

@@ -140,10 +140,11 @@ def energy_curves(history: Sequence[tuple[int, dict[str, float]]], unit: str = "
     axis.set_xlabel(unit)
     axis.set_ylabel("energy")
     axis.set_yscale("symlog", linthresh=0.1)
+    axis.yaxis.set_major_formatter("{x:g}")
     axis.set_ylim(bottom=0)
     axis.margins(y=0.1)
     if names:
-        axis.legend()
+        axis.legend(loc="upper right")  # the best place takes long to find
     return figure
 
 
