@@ -151,7 +151,7 @@ def register(
 def _read(files: Mapping[str, Any], device: torch.device) -> dict[str, Image]:
     """By role, what was given: unpacked side by side, while the device wakes up, then checked in the order given."""
     with ThreadPoolExecutor() as pool:
-        pool.submit(torch.zeros, 1, device=device)
+        pool.submit(lambda: torch.zeros(1, device=device))
         opened = {role: pool.submit(open_image, file, role) for role, file in files.items() if file is not None}
     found = {role: image.result() for role, image in opened.items()}
     source, target = (read_image(found[role], role) for role in ("moving image", "fixed image"))

@@ -27,8 +27,8 @@ COPY_BYTES = 2**28
 FLOAT = 4
 FORWARD_FIELDS = 4 * 4
 """Read and written by the four stages of an RK4 step on a GPU: start, last stage, velocity, next stage."""
-BACKWARD_FIELDS = 4 * 3 + 4 + 10
-"""The same on the way back: four adjoint stages, the sum of the chain, and the gradient by the velocity."""
+BACKWARD_FIELDS = 4 * 6 + 3
+"""The same on the way back: chain, velocity, map, next of the chain, and the gradient by the velocity twice; then a sum."""
 IMAGES = {"ncc": 4, "lncc": 49}
 """Images read and written: ncc source and target, twice; lncc warp 2, its six passes 7 + 10 + 8 + 6 + 6 + 6, scaling and
 warp on the way back 2 + 2."""

@@ -1,4 +1,4 @@
-"""The transport on a GPU in Triton: one launch for a stage, one for its adjoint. In 2-D there is one slab, n0 = 1.
+"""The transport on a GPU in Triton: one launch for a stage, one for its adjoint. In 2-D there is one plane, n0 = 1.
 
 Maps are small beside a GPU's memory: all stages are kept, none is found again on the way back.
 """
@@ -53,7 +53,7 @@ def _launch(
     batch, channels, *shape = like.shape
     n0, n1, n2 = [1] * (3 - len(shape)) + shape
     scales = [0.0] * (3 - len(shape)) + list(factors)
-    planes, block, warps = tile
+    planes, block, warps = min(tile[0], n0), *tile[1:]
     kernel[triton.cdiv(n1 * n2, block), triton.cdiv(n0, planes), batch](
         *arguments,
         *scales,
