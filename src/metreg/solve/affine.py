@@ -21,6 +21,8 @@ from metreg.similarity.ncc import ncc
 CPU = torch.device("cpu")
 TURN = 0.4
 """Radians by which the starts beside the straight one are turned, about every axis, either way."""
+STOP = {"ftol": 1e-5, "gtol": 1e-5, "maxcor": 20}
+"""When a descent ends, and how much of it is remembered."""
 LEAST_OVERLAP = 0.3
 """An alignment under which the images share less than this, of the smaller of the two, counts as wrong."""
 
@@ -136,17 +138,17 @@ def _cost(p: Tensor, level: _Level, compare: Callable[..., Tensor], radius: floa
 
 
 def _descend(cost: Callable[[Tensor, bool], Tensor], start: Tensor, iterations: int, *, rigid: bool) -> Tensor:
-    p = start.clone().requires_grad_()
-    optimiser = torch.optim.LBFGS([p], max_iter=iterations, tolerance_change=1e-7, line_search_fn="strong_wolfe")
+    """By scipy: torch's own L-BFGS takes a second to be imported."""
+    from scipy.optimize import minimize
 
-    def closure() -> Tensor:
-        optimiser.zero_grad()
+    def with_slope(x: Array) -> tuple[float, Array]:
+        p = torch.from_numpy(x).requires_grad_()
         value = cost(p, rigid)
-        value.backward()
-        return value
+        (slope,) = torch.autograd.grad(value, p)
+        return float(value.detach()), slope.numpy()
 
-    optimiser.step(closure)
-    end = p.detach()
+    found = minimize(with_slope, start.numpy(), jac=True, method="L-BFGS-B", options={"maxiter": iterations, **STOP})
+    end = torch.from_numpy(found.x)
     return end if float(cost(end, rigid)) <= float(cost(start, rigid)) else start
 
 
