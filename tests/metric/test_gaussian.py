@@ -67,6 +67,32 @@ def test_separable_does_not_wrap_round_and_fourier_does() -> None:
     assert FourierGaussians(grid, sigma).each(f)[..., -1, 20].abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_few_numbers_tell_what_a_wide_gaussian_leaves(dtype: torch.dtype) -> None:
+    grid = Grid((40, 31, 46), (0.02, 0.025, 0.02))
+    gaussians = SeparableGaussians(grid, SIGMA.to(dtype))
+    f = random_field(2, 1, 3, *grid.shape).to(dtype)
+    dense = f.double()
+    for d, matrix in enumerate(gaussians.matrices):
+        dense = torch.einsum(
+            "nij,bnc...j->bnc...i", matrix.double(), dense.expand(-1, 4, -1, -1, -1, -1).movedim(3 + d, -1)
+        )
+        dense = dense.movedim(-1, 3 + d)
+    assert gaussians.factors[0] is None  # a narrow one leaves all there is
+    assert gaussians.factors[-1] is not None
+    gap = (gaussians.each(f).double() - dense).norm() / dense.norm()
+    assert gap < 20 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("realisation", REALISATIONS)
+def test_local_is_the_sum_of_each(realisation: str) -> None:
+    grid = grid_of(2)
+    gaussians = make_gaussians(grid, SIGMA, realisation)  # type: ignore[arg-type]
+    f, w = random_field(2, 2, *grid.shape), random_field(2, 4, *grid.shape, seed=1).abs()
+    root = w.sqrt()[:, :, None]
+    torch.testing.assert_close(gaussians.local(f, w), (root * gaussians.each(root * f[:, None])).sum(1))
+
+
 @pytest.mark.parametrize("realisation", REALISATIONS)
 def test_mixed_is_the_sum_of_each(realisation: str) -> None:
     grid = grid_of(3)

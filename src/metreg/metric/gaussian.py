@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property, reduce
 from typing import Literal, Protocol
 
 import torch
@@ -24,6 +25,9 @@ class Gaussians(Protocol):
 
     def mixed(self, f: Tensor, w: Tensor) -> Tensor:
         """sum_i w_i G_i * f for constant weights w (N,).  f (B, C, *S) -> the same."""
+
+    def local(self, f: Tensor, w: Tensor) -> Tensor:
+        """sum_i sqrt(w_i) G_i * (sqrt(w_i) f) for weights w (B, N, *S).  f (B, C, *S) -> the same."""
 
 
 def make_gaussians(grid: Grid, sigma: Tensor, realisation: Realisation) -> Gaussians:
@@ -50,12 +54,19 @@ class FourierGaussians:
     def mixed(self, f: Tensor, w: Tensor) -> Tensor:
         return self._filter(f, torch.tensordot(w, self.gain, dims=1))
 
+    def local(self, f: Tensor, w: Tensor) -> Tensor:
+        root = w.sqrt().unsqueeze(2)  # (B, N, 1, *S): the same for every component of f
+        return (root * self.each(root * f.unsqueeze(1))).sum(1)
+
     def _filter(self, f: Tensor, gain: Tensor) -> Tensor:
         return torch.fft.irfftn(torch.fft.rfftn(f, dim=self.axes) * gain, s=self.grid.shape, dim=self.axes)
 
 
 class SeparableGaussians:
-    """For real images: one dense matrix per axis and sigma; nothing wraps round, nothing comes from outside."""
+    """For real images: a matrix per axis and sigma; nothing wraps round, nothing comes from outside.
+
+    What a wide Gaussian leaves of a field is so smooth that few numbers tell it: its matrices have low rank.
+    """
 
     def __init__(self, grid: Grid, sigma: Tensor) -> None:
         self.grid, self.sigma = grid, sigma
@@ -65,23 +76,50 @@ class SeparableGaussians:
         ]
 
     def each(self, f: Tensor) -> Tensor:
-        for d, matrix in enumerate(self.matrices):
-            f = self._along(matrix, f, d)
-        return f
+        wide = f.expand(-1, len(self.sigma), *f.shape[2:])
+        return torch.stack([self._one(i, part) for i, part in enumerate(wide.unbind(1))], dim=1)
 
     def mixed(self, f: Tensor, w: Tensor) -> Tensor:
-        return torch.einsum("n,bn...->b...", w, self.each(f[:, None]))
+        return reduce(torch.add, (w[i] * self._one(i, f) for i in range(len(w))))
 
-    def _along(self, matrices: Tensor, f: Tensor, d: int) -> Tensor:
-        """All the matrices of axis d in one product.  f (B, N or 1, C, *S) -> (B, N, C, *S)."""
-        b, _, c, *shape = f.shape
-        last = d == self.grid.dim - 1
-        rows, columns = (c * math.prod(shape[:d]), math.prod(shape[d + 1 :]))
-        if last:  # (rows, n) times a symmetric matrix
-            out = f.reshape(b, -1, rows, shape[d]) @ matrices
-        else:
-            out = matrices[:, None] @ f.reshape(b, -1, rows, shape[d], columns)
-        return out.view(b, len(matrices), c, *shape)
+    def local(self, f: Tensor, w: Tensor) -> Tensor:
+        roots = w.sqrt().unsqueeze(2).unbind(1)  # (B, 1, *S) each: the same for every component of f
+        return reduce(torch.add, (root * self._one(i, root * f) for i, root in enumerate(roots)))
+
+    @cached_property
+    def factors(self) -> list[list[Tensor] | None]:
+        """For every Gaussian its matrices G = U U^T as U (n, r), one for each axis; None where r would not be small."""
+        found = [[_factor(matrix[i]) for matrix in self.matrices] for i in range(len(self.sigma))]
+        return [axes if all(2 * u.shape[1] <= len(u) for u in axes) else None for axes in found]
+
+    def _one(self, i: int, f: Tensor) -> Tensor:
+        """G_i * f.  f (B, C, *S) -> the same."""
+        axes, factors = range(self.grid.dim), self.factors[i]
+        if factors is None:
+            for d in axes:
+                f = _along(self.matrices[d][i], f, d)
+            return f
+        for d in reversed(axes):
+            f = _along(factors[d].mT, f, d)
+        for d in axes:
+            f = _along(factors[d], f, d)
+        return f
+
+
+def _along(matrix: Tensor, f: Tensor, d: int) -> Tensor:
+    """A matrix (k, n) on axis d of a field (B, C, *S) with n points there."""
+    *before, n = f.shape[: 3 + d]
+    after = f.shape[3 + d :]
+    if not after:
+        return f @ matrix.mT
+    return (matrix @ f.reshape(-1, n, math.prod(after))).view(*before, len(matrix), *after)
+
+
+def _factor(matrix: Tensor) -> Tensor:
+    """U (n, r) with U U^T = `matrix`, symmetric and not negative, to the last digit."""
+    values, vectors = torch.linalg.eigh(matrix.double().cpu())
+    kept = values > torch.finfo(matrix.dtype).eps * values[-1]
+    return (vectors[:, kept] * values[kept].sqrt()).to(matrix)
 
 
 def gaussian_matrix(n: int, h: float, sigma: float) -> Tensor:

@@ -48,11 +48,7 @@ class MultiGaussian:
             return sharp
         if self.tau is not None:
             m = self.tau * m
-        if w.dim() == 1:
-            v = self.gaussians.mixed(m, w)
-        else:
-            root = w.sqrt().unsqueeze(2)  # (B, N, 1, *S): the same weights for every component of m
-            v = (root * self.gaussians.each(root * m.unsqueeze(1))).sum(1)
+        v = self.gaussians.mixed(m, w) if w.dim() == 1 else self.gaussians.local(m, w)
         return v if self.tau is None else self.tau * v
 
     def local_sigma(self) -> Tensor:
