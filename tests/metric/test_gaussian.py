@@ -69,7 +69,7 @@ def test_separable_does_not_wrap_round_and_fourier_does() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_few_numbers_tell_what_a_wide_gaussian_leaves(dtype: torch.dtype) -> None:
-    grid = Grid((40, 31, 46), (0.02, 0.025, 0.02))
+    grid = Grid((60, 48, 56), (0.013, 0.016, 0.014))
     gaussians = SeparableGaussians(grid, SIGMA.to(dtype))
     f = random_field(2, 1, 3, *grid.shape).to(dtype)
     dense = f.double()
