@@ -31,24 +31,35 @@ def invert(
 
     A point never takes a step that makes its mismatch larger. `tolerance` is in voxels.
     """
-    x = grid.points(phi)
-    h = grid.steps(phi)
-    psi = (2 * x - phi if start is None else start).clone()
-    slopes = gradient(phi, grid).flatten(1, 2)
-    mismatch = compose(phi, psi, grid) - x
-    rate = torch.ones_like(mismatch[:, :1])
+    starts = 2 * grid.points(phi) - phi if start is None else start
+    pairs = zip(phi.split(1), starts.split(1), strict=True)
+    return torch.cat([_invert(one, grid, near, iterations, tolerance) for one, near in pairs])
+
+
+def _invert(phi: Tensor, grid: Grid, start: Tensor, iterations: int, tolerance: float) -> Tensor:
+    """The same for one map. Points are left alone as soon as they are well within the tolerance: most are so at once."""
+    x, h = grid.points(phi), grid.steps(phi).flatten(2)
+    shift, slopes = phi - x, gradient(phi, grid).flatten(1, 2)
+    x, found = x.flatten(2), start.flatten(2).clone()
+    psi, mismatch = found, found + sample(shift, found, grid) - x
+    rate, left = torch.ones_like(mismatch[:, :1]), torch.arange(x.shape[2], device=x.device)
     for _ in range(iterations):
-        if float((mismatch / h).abs().max()) < tolerance:
+        away = (mismatch / h).abs().amax((0, 1))
+        if float(away.max()) < tolerance:
             break
+        stay = (away > tolerance / 10).nonzero()[:, 0]
+        left = left[stay]
+        x, psi, mismatch, rate = (f[..., stay] for f in (x, psi, mismatch, rate))
         jacobian = sample(slopes, psi, grid).unflatten(1, (grid.dim, grid.dim)).movedim((1, 2), (-2, -1))
         newton = torch.linalg.solve_ex(jacobian, mismatch.movedim(1, -1)).result.movedim(-1, 1)
         trial = psi - rate * torch.where(newton.isfinite().all(1, keepdim=True), newton, mismatch)
-        trial_mismatch = compose(phi, trial, grid) - x
-        better = (trial_mismatch / h).norm(dim=1, keepdim=True) < (mismatch / h).norm(dim=1, keepdim=True)
+        trial_mismatch = trial + sample(shift, trial, grid) - x
+        better = (trial_mismatch / h).square().sum(1, keepdim=True) < (mismatch / h).square().sum(1, keepdim=True)
         psi = torch.where(better, trial, psi)
         mismatch = torch.where(better, trial_mismatch, mismatch)
         rate = torch.where(better, (2 * rate).clamp(max=1), rate / 2)
-    return psi
+        found[..., left] = psi
+    return found.view_as(phi)
 
 
 def count_folds(phi: Tensor, grid: Grid) -> Tensor:

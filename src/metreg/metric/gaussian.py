@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from metreg.grid import Grid
+from metreg.interpolate import along_axis
 
 Realisation = Literal["separable", "fourier"]
 
@@ -97,22 +98,13 @@ class SeparableGaussians:
         axes, factors = range(self.grid.dim), self.factors[i]
         if factors is None:
             for d in axes:
-                f = _along(self.matrices[d][i], f, d)
+                f = along_axis(self.matrices[d][i], f, d + 2)
             return f
         for d in reversed(axes):
-            f = _along(factors[d].mT, f, d)
+            f = along_axis(factors[d].mT, f, d + 2)
         for d in axes:
-            f = _along(factors[d], f, d)
+            f = along_axis(factors[d], f, d + 2)
         return f
-
-
-def _along(matrix: Tensor, f: Tensor, d: int) -> Tensor:
-    """A matrix (k, n) on axis d of a field (B, C, *S) with n points there."""
-    *before, n = f.shape[: 3 + d]
-    after = f.shape[3 + d :]
-    if not after:
-        return f @ matrix.mT
-    return (matrix @ f.reshape(-1, n, math.prod(after))).view(*before, len(matrix), *after)
 
 
 def _factor(matrix: Tensor) -> Tensor:
