@@ -17,33 +17,49 @@ STAGE, BACK = (2, 256, 8), (1, 256, 8)
 """Planes, points of each side by side in memory, and warps of a program of a kernel."""
 
 
+LARGE = 2**20
+"""Pairs whose maps have more numbers than this go one after the other: what stages hand on then stays in the cache."""
+
+
 def forward(f: Tensor, v: Tensor, factors: Sequence[float], steps: int, order: int) -> tuple[Tensor, tuple[Tensor, ...]]:
     """It keeps f and what comes out of every stage but the last, which is the map, (steps order - 1, B, C, *S)."""
     stages, end = f.new_empty(steps * order - 1, *f.shape), torch.empty_like(f)
-    outs = [*stages, end]
-    for t in range(steps):
-        start = g = outs[t * order - 1] if t else f
-        for j in range(order):
-            out = outs[t * order + j]
-            _launch(_stage, STAGE, f, factors, start, g, v, out, 1 / (order - j))
-            g = out
+    for part in _parts(f):
+        outs = [*stages[:, part], end[part]]
+        for t in range(steps):
+            start = g = outs[t * order - 1] if t else f[part]
+            for j in range(order):
+                out = outs[t * order + j]
+                _launch(_stage, STAGE, g, factors, start, g, v[part], out, 1 / (order - j))
+                g = out
     return end, (f, stages)
 
 
 def backward(kept: tuple[Tensor, ...], v: Tensor, factors: Sequence[float], p: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    """A step back is a chain of adjoint stages that begins with p; its sum is p one step earlier."""
     f, stages = kept
-    v_grad, chain = torch.empty_like(v), p.new_empty(order, *p.shape)
-    last = len(stages) + 1 - order
-    for t in range(last, -1, -order):
+    v_grad = torch.empty_like(v)
+    f_grad = [_back([f[part], *stages[:, part]], v[part], factors, p[part], v_grad[part], order) for part in _parts(f)]
+    return f_grad[0] if len(f_grad) == 1 else torch.cat(f_grad), v_grad
+
+
+def _back(maps: list[Tensor], v: Tensor, factors: Sequence[float], p: Tensor, v_grad: Tensor, order: int) -> Tensor:
+    """A step back is a chain of adjoint stages that begins with p; its sum is p one step earlier."""
+    chain = p.new_empty(order, *p.shape)
+    for t in range(len(maps) - order, -1, -order):
         q = p if order > 1 else p.clone()  # what is written must not be what neighbours are read from
         for k in range(1, order + 1):
-            g = stages[t + order - k - 1] if t + order > k else f
-            out, end = chain[k % order], {"ORDER": order, "LAST": k == order, "FIRST": t == last and k == 1}
+            g, out = maps[t + order - k], chain[k % order]
+            end = {"ORDER": order, "LAST": k == order, "FIRST": t == len(maps) - order and k == 1}
             _launch(_adjoint_stage, BACK, p, factors, q, v, g, out, v_grad, p, chain, 1 / k, **end)
             q = out
         p = chain[0]
-    return p, v_grad
+    return p
+
+
+def _parts(f: Tensor) -> list[slice]:
+    """Pairs that are carried together."""
+    together = len(f) if f[0].numel() <= LARGE else 1
+    return [slice(start, start + together) for start in range(0, len(f), together)]
 
 
 def _launch(
