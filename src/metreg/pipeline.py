@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from metreg.choice import MEAN, choose, open_metric, usual_metric
 from metreg.config import Settings
 from metreg.data.formats import Image, open_image
 from metreg.data.intensity import BACKGROUND
-from metreg.data.io import check_same_grid, match_planes, read_image, read_labels, read_mask, read_weights
+from metreg.data.io import match_planes, read_image, read_labels_on, read_mask, read_weights
 from metreg.data.pair import Pair, make_pair
 from metreg.data.skull import hint_at_skull
 from metreg.evaluate.overlap import common_labels
@@ -150,10 +149,13 @@ def register(
 
 def _read(files: Mapping[str, Any], device: torch.device) -> dict[str, Image]:
     """By role, what was given: unpacked side by side, while the device wakes up, then checked in the order given."""
+    given = {role: file for role, file in files.items() if file is not None}
+    if "fixed labels" in given and "moving labels" not in given:
+        raise MetregError("fixed labels: they measure overlap with moving labels; give those too")
     with ThreadPoolExecutor() as pool:
         pool.submit(lambda: torch.zeros(1, device=device))
-        opened = {role: pool.submit(open_image, file, role) for role, file in files.items() if file is not None}
-    found = {role: image.result() for role, image in opened.items()}
+        opened = {role: pool.submit(open_image, file, role) for role, file in given.items()}
+    found = {role: opened.pop(role).result() for role in given}
     source, target = (read_image(found[role], role) for role in ("moving image", "fixed image"))
     if source.dim != target.dim:
         raise MetregError(
@@ -162,27 +164,18 @@ def _read(files: Mapping[str, Any], device: torch.device) -> dict[str, Image]:
     if (source.plane is None) != (target.plane is None):
         log.warning("one image is a slice of a 3-D file and the other is 2-D: the transforms written are 2-D")
     source = match_planes(source, target)
-    if "fixed labels" in found and "moving labels" not in found:
-        raise MetregError("fixed labels: they measure overlap with moving labels; give those too")
     found |= {"moving image": source, "fixed image": target}
     for role, image in found.items():
         like = source if role.startswith("moving") else target
         if role.endswith("mask"):
             found[role] = read_mask(image, like, role)
         elif role.endswith("labels"):
-            found[role] = _labels(image, like, role)
+            found[role] = read_labels_on(image, like, role)
     if "fixed labels" in found:
         moving, fixed = found["moving labels"], found["fixed labels"]
         if not len(common_labels(moving.values, fixed.values)):
             raise MetregError(f"fixed labels: no label in common: {moving.name}, {fixed.name}")
     return found
-
-
-def _labels(image: Image, like: Image, role: str) -> Image:
-    """Labels on the voxels of `like`."""
-    labels = read_labels(image, role)
-    check_same_grid(labels, like, role)
-    return replace(labels, affine=like.affine, plane=like.plane)
 
 
 def predict_weights(learned: MetricFile, pair: Pair, settings: Settings, *, mean: bool = False) -> Tensor | WeightsOf:

@@ -144,14 +144,16 @@ def prepare(
     wanted = sorted({(p.moving, p.moving_mask) for p in files} | {(p.fixed, p.fixed_mask) for p in files}, key=str)
     number = {key: i for i, key in enumerate(wanted)}
     opened = [_read(path, mask, target, settings) for path, mask in wanted]
-    standard = np.mean([quantile_function(image.values, None if m is None else m.values) for image, m in opened], axis=0)
+    quantiles = [quantile_function(image.scaled_in(m), None if m is None else m.values) for image, m in opened]
+    standard = np.mean(quantiles, axis=0)
     images, masks = [], []
-    for done, (image, mask) in enumerate(opened, start=1):
+    while opened:
+        image, mask = opened.pop(0)
         affine = align(image, target, settings.affine, moving_mask=mask, length_mm=grid.length_mm, device=device)
         f, known = bring(image, mask, affine, grid, torch.device("cpu"), standard.tolist())
         images.append(f)
         masks.append(known)
-        tell(f"aligned {done} of {len(opened)} images")
+        tell(f"aligned {len(images)} of {len(wanted)} images")
     known = torch.cat(masks)
     index = torch.tensor([[number[p.moving, p.moving_mask], number[p.fixed, p.fixed_mask]] for p in files])
     everywhere = bool((known == 1).all())

@@ -51,6 +51,10 @@ class Image:
         """Its intensities in [0, 1], as `standardise` has them."""
         return standardise(self.values)
 
+    def scaled_in(self, mask: Image | None) -> Array:
+        """The same by what lies in a mask."""
+        return self.scaled if mask is None else standardise(self.values, mask.values)
+
     def with_values(self, values: Array) -> Image:
         """Other values on the same voxels."""
         return replace(self, values=values)

@@ -28,16 +28,12 @@ def standardise(values: Array, mask: Array | None = None) -> Array:
 
 def match(scaled: Array, standard: Sequence[float], mask: Array | None = None) -> Array:
     """Standardised intensities with those of the foreground matched to a `standard`, the quantile function of others."""
-    own = _quantiles(scaled if mask is None else scaled[mask > 0])
+    own = quantile_function(scaled, mask)
     rising = np.maximum.accumulate(own) + 1e-6 * np.arange(1, len(own) + 1)
     return np.interp(scaled, [0, *rising], [0, *standard]).astype(np.float32)
 
 
-def quantile_function(values: Array, mask: Array | None = None) -> Array:
-    """Standardised intensities of the foreground at evenly spaced shares of it, (101,)."""
-    scaled = standardise(values, mask)
-    return _quantiles(scaled if mask is None else scaled[mask > 0])
-
-
-def _quantiles(scaled: Array) -> Array:
-    return np.quantile(scaled[scaled > BACKGROUND], SHARES)
+def quantile_function(scaled: Array, mask: Array | None = None) -> Array:
+    """Standardised intensities of the foreground, inside the mask, at evenly spaced shares of it, (101,)."""
+    seen = scaled > BACKGROUND if mask is None else (scaled > BACKGROUND) & (mask > 0)
+    return np.quantile(scaled[seen], SHARES)

@@ -24,7 +24,7 @@ def read_image(source: Any, role: str = "image") -> Image:
         raise MetregError(f"{role}: {bad} voxels are NaN or infinite; replace them first: {image.name}")
     if values.min() == values.max():
         raise MetregError(f"{role}: no finite intensity range (all {values.min():g}). Is this the right file? {image.name}")
-    return replace(image, values=values)
+    return image if values is image.values else replace(image, values=values)
 
 
 def read_reference(source: Any, role: str = "reference") -> Image:
@@ -42,6 +42,13 @@ def read_labels(source: Any, role: str = "labels") -> Image:
     if values.dtype.kind == "f" and not np.array_equal(rounded, values):
         raise MetregError(f"{role}: wanted integer labels, got values such as {_first_odd(values):g}: {image.name}")
     return replace(image, values=rounded)
+
+
+def read_labels_on(source: Any, like: Image, role: str) -> Image:
+    """Labels that lie voxel on voxel on `like`."""
+    labels = read_labels(source, role)
+    check_same_grid(labels, like, role)
+    return replace(labels, affine=like.affine, plane=like.plane)
 
 
 def read_mask(source: Any, like: Image, role: str = "mask") -> Image:

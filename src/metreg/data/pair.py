@@ -13,7 +13,7 @@ from torch import Tensor
 from metreg.checks import MetregError
 from metreg.config import Settings
 from metreg.data.formats import Image
-from metreg.data.intensity import BACKGROUND, match, standardise
+from metreg.data.intensity import BACKGROUND, match
 from metreg.data.transforms import positions, sample_at, sample_tensor
 from metreg.grid import Array, Grid, is_orthogonal, transform_points, voxel_size, world_points
 from metreg.interpolate import fill_unknown
@@ -73,7 +73,7 @@ def bring(
     """
     seen = None if mask is None else mask.values
     known = np.ones(image.shape, dtype=np.float32) if seen is None else seen.astype(np.float32)
-    values = image.scaled if seen is None else standardise(image.values, seen)
+    values = image.scaled_in(mask)
     if len(standard):
         values = match(values, standard, seen)
     both = torch.from_numpy(np.stack([values, known]))[None].to(device).double()

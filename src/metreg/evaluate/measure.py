@@ -11,7 +11,7 @@ from metreg.checks import MetregError
 from metreg.data.datasets import PairFiles
 from metreg.data.formats import Image
 from metreg.data.intensity import BACKGROUND
-from metreg.data.io import check_same_grid, match_planes, read_image, read_labels, read_mask
+from metreg.data.io import match_planes, read_image, read_labels_on, read_mask
 from metreg.data.points import Frame, read_points
 from metreg.data.transforms import Transform
 from metreg.evaluate.overlap import Overlap, common_labels, overlap
@@ -40,19 +40,13 @@ def open_case(files: PairFiles, frame: Frame | None = None) -> Case:
     if files.fixed_mask is not None:
         seen = read_mask(files.fixed_mask, fixed, "fixed mask").values > 0
     labels = [
-        None if path is None else _labels(path, image, role)
+        None if path is None else read_labels_on(path, image, role)
         for path, image, role in (
             (files.moving_labels, moving, "moving labels"),
             (files.fixed_labels, fixed, "fixed labels"),
         )
     ]
     return Case(moving, fixed, labels[0], labels[1], seen, _landmarks(files, frame, fixed.dim))
-
-
-def _labels(path: Any, like: Image, role: str) -> Image:
-    labels = read_labels(path, role)
-    check_same_grid(labels, like, role)
-    return like.with_values(labels.values)
 
 
 def _landmarks(files: PairFiles, frame: Frame | None, dim: int) -> tuple[Array, Array] | None:

@@ -69,7 +69,7 @@ def ranks(values: Array, labels: Array) -> Array:
         end = int(labels[-1]) + 1
         table = np.full(end + 1, count, dtype=np.int32)
         table[labels] = np.arange(count)
-        return table[np.where(values < 0, end, np.minimum(values, end))]
+        return table[np.where((values < 0) | (values > end), end, values)]
     place = np.searchsorted(labels, values)
     known = labels[place.clip(max=max(0, count - 1))] == values if count else np.zeros(values.shape, dtype=bool)
     return np.where(known, place, count)

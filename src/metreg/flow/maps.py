@@ -47,7 +47,7 @@ def _invert(phi: Tensor, grid: Grid, start: Tensor, iterations: int, tolerance: 
         away = (mismatch / h).abs().amax((0, 1))
         if float(away.max()) < tolerance:
             break
-        stay = (away > tolerance / 10).nonzero()[:, 0]
+        stay = (~(away <= tolerance / 10)).nonzero()[:, 0]  # what is not a number stays too
         left = left[stay]
         x, psi, mismatch, rate = (f[..., stay] for f in (x, psi, mismatch, rate))
         jacobian = sample(slopes, psi, grid).unflatten(1, (grid.dim, grid.dim)).movedim((1, 2), (-2, -1))

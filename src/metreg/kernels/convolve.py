@@ -20,6 +20,8 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 LONGEST = 8
 """Voxels of a run, at most."""
+MOST_SEEN = 128
+"""Values of a row, at most, where the kernel along a second axis is part of the product: on chip there is little room."""
 SPLITS = 64
 """Parts in which the sum over voxels is done for the gradient of the kernel; then they are added, always in one order."""
 
@@ -82,7 +84,9 @@ class _Plan:
         together = max(spans, key=lambda t: t / (spans[t] * outers[t]))
         span = spans[together]
         group = min(4, triton.next_power_of_2(channels_in))
-        joined = triton.next_power_of_2(width) if channels_in == 1 else 1
+        joined = triton.next_power_of_2(width)
+        if channels_in > 1 or joined * span > MOST_SEEN:
+            joined = 1
         return cls(
             channels_in,
             channels_out,

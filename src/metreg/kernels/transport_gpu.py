@@ -37,23 +37,31 @@ def forward(f: Tensor, v: Tensor, factors: Sequence[float], steps: int, order: i
 
 def backward(kept: tuple[Tensor, ...], v: Tensor, factors: Sequence[float], p: Tensor, order: int) -> tuple[Tensor, Tensor]:
     f, stages = kept
-    v_grad = torch.empty_like(v)
-    f_grad = [_back([f[part], *stages[:, part]], v[part], factors, p[part], v_grad[part], order) for part in _parts(f)]
-    return f_grad[0] if len(f_grad) == 1 else torch.cat(f_grad), v_grad
+    f_grad, v_grad = torch.empty_like(f), torch.empty_like(v)
+    for part in _parts(f):
+        _back([f[part], *stages[:, part]], v[part], factors, p[part], f_grad[part], v_grad[part], order)
+    return f_grad, v_grad
 
 
-def _back(maps: list[Tensor], v: Tensor, factors: Sequence[float], p: Tensor, v_grad: Tensor, order: int) -> Tensor:
+def _back(
+    maps: list[Tensor],
+    v: Tensor,
+    factors: Sequence[float],
+    p: Tensor,
+    f_grad: Tensor,
+    v_grad: Tensor,
+    order: int,
+) -> None:
     """A step back is a chain of adjoint stages that begins with p; its sum is p one step earlier."""
     chain = p.new_empty(order, *p.shape)
     for t in range(len(maps) - order, -1, -order):
         q = p if order > 1 else p.clone()  # what is written must not be what neighbours are read from
         for k in range(1, order + 1):
-            g, out = maps[t + order - k], chain[k % order]
+            g, out = maps[t + order - k], f_grad if t == 0 and k == order else chain[k % order]
             end = {"ORDER": order, "LAST": k == order, "FIRST": t == len(maps) - order and k == 1}
             _launch(_adjoint_stage, BACK, p, factors, q, v, g, out, v_grad, p, chain, 1 / k, **end)
             q = out
         p = chain[0]
-    return p
 
 
 def _parts(f: Tensor) -> list[slice]:

@@ -90,8 +90,7 @@ class SeparableGaussians:
     @cached_property
     def factors(self) -> list[list[Tensor] | None]:
         """For every Gaussian its matrices G = U U^T as U (n, r), one for each axis; None where r would not be small."""
-        found = [[_factor(matrix[i]) for matrix in self.matrices] for i in range(len(self.sigma))]
-        return [axes if all(2 * u.shape[1] <= len(u) for u in axes) else None for axes in found]
+        return [_factors([matrix[i] for matrix in self.matrices]) for i in range(len(self.sigma))]
 
     def _one(self, i: int, f: Tensor) -> Tensor:
         """G_i * f.  f (B, C, *S) -> the same."""
@@ -107,11 +106,16 @@ class SeparableGaussians:
         return f
 
 
-def _factor(matrix: Tensor) -> Tensor:
-    """U (n, r) with U U^T = `matrix`, symmetric and not negative, to the last digit."""
-    values, vectors = torch.linalg.eigh(matrix.double().cpu())
-    kept = values > torch.finfo(matrix.dtype).eps * values[-1]
-    return (vectors[:, kept] * values[kept].sqrt()).to(matrix)
+def _factors(matrices: list[Tensor]) -> list[Tensor] | None:
+    """U (n, r) with U U^T = G, to the last digit, for every matrix G (n, n); None if some r is more than half of n."""
+    found = []
+    for matrix in matrices:
+        values, vectors = torch.linalg.eigh(matrix.double().cpu())
+        kept = values > torch.finfo(matrix.dtype).eps * values[-1]
+        if 2 * int(kept.sum()) > len(matrix):
+            return None
+        found.append((vectors[:, kept] * values[kept].sqrt()).to(matrix))
+    return found
 
 
 def gaussian_matrix(n: int, h: float, sigma: float) -> Tensor:

@@ -92,8 +92,9 @@ def data_uri(content: bytes, kind: str) -> str:
 
 def png(figure: Figure, dpi: int = 110) -> bytes:
     if (layout := figure.get_layout_engine()) is not None:  # else the figure would be drawn once for its layout alone
+        figure.set_dpi(dpi)
         layout.execute(figure)
-        figure.set_layout_engine("none")
+        figure.set_layout_engine(None)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi, pil_kwargs={"compress_level": 3})
     return buffer.getvalue()

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from metreg.config import AffineSettings
 from metreg.data.formats import Image
-from metreg.data.intensity import standardise
 from metreg.data.pair import content_length
 from metreg.grid import Array, Grid, transform_points, voxel_size, world_points
 from metreg.interpolate import downsample, sample
@@ -21,8 +20,8 @@ from metreg.similarity.ncc import ncc
 CPU = torch.device("cpu")
 TURN = 0.4
 """Radians by which the starts beside the straight one are turned, about every axis, either way."""
-STOP = {"ftol": 1e-5, "gtol": 1e-5, "maxcor": 20}
-"""When a descent ends, and how much of it is remembered."""
+ROUGH, FINE = 1e-5, 1e-7
+"""A descent ends where a step gains less than this: one among several starts, and all others."""
 LEAST_OVERLAP = 0.3
 """An alignment under which the images share less than this, of the smaller of the two, counts as wrong."""
 
@@ -75,7 +74,7 @@ def align(
             return _cost(p, level, compare, radius, rigid)
 
         if number == 0:
-            ends = [_descend(cost, start, settings.iterations, rigid=True) for start in _starts(dim)]
+            ends = [_descend(cost, start, settings.iterations, rigid=True, gain=ROUGH) for start in _starts(dim)]
             best = min(ends, key=lambda p: float(cost(p, True)))
         if settings.kind == "affine" or number > 0:
             best = _descend(cost, best, settings.iterations, rigid=settings.kind == "rigid")
@@ -88,9 +87,8 @@ def align(
 
 def _prepare(image: Image, mask: Image | None) -> tuple[Tensor, Tensor]:
     """Standardised values and mask, (1, 1, *S) each."""
-    seen = None if mask is None else mask.values
-    values = torch.from_numpy(image.scaled if seen is None else standardise(image.values, seen))[None, None]
-    known = torch.ones_like(values) if seen is None else torch.from_numpy(seen)[None, None]
+    values = torch.from_numpy(image.scaled_in(mask))[None, None]
+    known = torch.ones_like(values) if mask is None else torch.from_numpy(mask.values)[None, None]
     return values, known
 
 
@@ -137,7 +135,9 @@ def _cost(p: Tensor, level: _Level, compare: Callable[..., Tensor], radius: floa
     return compare(warped, level.target, mask).sum().cpu()
 
 
-def _descend(cost: Callable[[Tensor, bool], Tensor], start: Tensor, iterations: int, *, rigid: bool) -> Tensor:
+def _descend(
+    cost: Callable[[Tensor, bool], Tensor], start: Tensor, iterations: int, *, rigid: bool, gain: float = FINE
+) -> Tensor:
     """By scipy: torch's own L-BFGS takes a second to be imported."""
     from scipy.optimize import minimize
 
@@ -147,7 +147,8 @@ def _descend(cost: Callable[[Tensor, bool], Tensor], start: Tensor, iterations: 
         (slope,) = torch.autograd.grad(value, p)
         return float(value.detach()), slope.numpy()
 
-    found = minimize(with_slope, start.numpy(), jac=True, method="L-BFGS-B", options={"maxiter": iterations, **STOP})
+    stop = {"maxiter": iterations, "maxcor": 20, "ftol": gain, "gtol": gain}
+    found = minimize(with_slope, start.numpy(), jac=True, method="L-BFGS-B", options=stop)
     end = torch.from_numpy(found.x)
     return end if float(cost(end, rigid)) <= float(cost(start, rigid)) else start
 
