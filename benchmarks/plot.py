@@ -21,7 +21,7 @@ WHAT = {"voxels": "voxels of an image", "batch": "pairs at once", "gaussians": "
 def draw(results: list[dict[str, Any]]) -> Figure:
     """One panel for each thing that is varied, medians with quartiles; dotted: in proportion to the largest."""
     figure = Figure(figsize=(13, 3.6), layout="constrained")
-    for axis, (what, title) in zip(figure.subplots(1, len(WHAT)), WHAT.items(), strict=True):
+    for axis, (what, title) in zip(figure.subplots(1, len(WHAT), sharey=True), WHAT.items(), strict=True):
         for result, colour in zip(results, COLOURS, strict=False):
             rows = result["growth"][what]
             x, y = [row[what] for row in rows], [row["median"] for row in rows]
