@@ -38,8 +38,14 @@ def sample(
     values = values.reshape(*values.shape[:2], *x.shape[2:])
     if outside == "edge":
         return values
-    inside = ((x >= -step / 2) & (x <= extent + step / 2)).all(1, keepdim=True)
-    return torch.where(inside, values, torch.zeros((), dtype=values.dtype, device=values.device))
+    return torch.where(covered(x, grid), values, torch.zeros((), dtype=values.dtype, device=values.device))
+
+
+def covered(x: Tensor, grid: Grid) -> Tensor:
+    """Which points x (B, D, *T) lie on the voxels of a grid, half a voxel beyond its outermost points.  (B, 1, *T)"""
+    axes = (1, -1, *[1] * (x.dim() - 2))
+    extent, step = grid.extents(x).view(axes), grid.steps(x).view(axes)
+    return ((x >= -step / 2) & (x <= extent + step / 2)).all(1, keepdim=True)
 
 
 def along_axis(matrix: Tensor, f: Tensor, axis: int) -> Tensor:

@@ -13,7 +13,7 @@ from metreg.config import AffineSettings
 from metreg.data.formats import Image
 from metreg.data.pair import content_length
 from metreg.grid import Array, Grid, transform_points, voxel_size, world_points
-from metreg.interpolate import downsample, sample
+from metreg.interpolate import covered, downsample, sample
 from metreg.similarity.mi import mutual_information
 from metreg.similarity.ncc import ncc
 
@@ -34,7 +34,8 @@ class _Level:
     target_mask: Tensor
     points: Tensor
     source: Tensor
-    source_mask: Tensor
+    source_mask: Tensor | None
+    """None: known wherever the source is."""
     to_local: Tensor
     """Moving millimetres to local coordinates of the source's grid, (D, D+1)."""
     grid: Grid
@@ -123,11 +124,13 @@ def _matrix(p: Tensor, dim: int, radius: float, rigid: bool) -> Tensor:
 
 def _cost(p: Tensor, level: _Level, compare: Callable[..., Tensor], radius: float, rigid: bool) -> Tensor:
     dim = level.points.shape[0]
-    matrix = _matrix(p, dim, radius, rigid).to(level.points.device)
-    moved = matrix[:, :dim] @ level.points + matrix[:, dim:]
-    x = (level.to_local[:, :dim] @ moved + level.to_local[:, dim:]).float()[None]
+    matrix, turn = _matrix(p, dim, radius, rigid).to(level.points.device), level.to_local[:, :dim]
+    x = torch.addmm(turn @ matrix[:, dim:] + level.to_local[:, dim:], turn @ matrix[:, :dim], level.points).float()[None]
     warped = sample(level.source, x, level.grid, outside="zero")
-    known = sample(level.source_mask, x.detach(), level.grid, outside="zero")
+    if level.source_mask is None:
+        known = covered(x.detach(), level.grid)
+    else:
+        known = sample(level.source_mask, x.detach(), level.grid, outside="zero")
     mask = known * level.target_mask
     overlap = mask.sum() / level.shareable
     if overlap < LEAST_OVERLAP:
@@ -173,7 +176,7 @@ def _make_level(
         target_mask=target_mask,
         points=torch.from_numpy(points.T.copy()).to(source_mask.device),
         source=downsample(source[0], grid),
-        source_mask=source_mask,
+        source_mask=None if bool((source_mask > 1 - 1e-6).all()) else source_mask,
         to_local=torch.from_numpy(to_local).to(source_mask.device),
         grid=grid,
         shareable=min(float(target_mask.sum()), float(source_mask.sum()) * voxel_ratio),
