@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from metreg.evaluate.displacement import displacement_error
-from metreg.evaluate.overlap import common_labels, overlap
+from metreg.evaluate.overlap import common_labels, labels_in, overlap
 from metreg.grid import Grid
 
 
@@ -23,6 +23,12 @@ def test_overlap_by_hand() -> None:
 def test_a_label_that_warping_lost_counts_as_zero() -> None:
     found = overlap(np.zeros((2, 2), dtype=int), np.array([[3, 3], [0, 0]]), np.array([3]))
     assert found.target_overlap == (0.0,)
+
+
+@pytest.mark.parametrize("values", [[3, 0, 3, 7], [-2, 5, 0], [2**25, 1], [], [1.0, 0.0]])
+def test_counted_labels_are_the_sorted_ones(values: list[float]) -> None:
+    image = np.array(values, dtype=None if values else int)
+    np.testing.assert_array_equal(labels_in(image), np.unique(image))
 
 
 def test_displacement_error_is_in_voxels() -> None:

@@ -33,6 +33,16 @@ def test_invert(dim: int) -> None:
     assert voxels.abs().max() < 2e-3
 
 
+def test_maps_are_inverted_each_for_itself_and_nothing_is_made_of_what_is_no_number() -> None:
+    grid = Grid.unit_cube((14, 12))
+    maps = torch.cat([flow(smooth_velocity(grid, size), grid) for size in (0.1, 0.4, 0.2)])
+    maps[2, 0, 5, 5] = torch.nan
+    found = invert(maps, grid)
+    for i in (0, 1):
+        torch.testing.assert_close(found[i : i + 1], invert(maps[i : i + 1], grid))
+    assert not torch.isfinite(compose(maps[2:], found[2:], grid)[0, 0, 5, 5])
+
+
 @pytest.mark.parametrize("dim", [2, 3])
 def test_the_identity_and_smooth_flows_do_not_fold(dim: int) -> None:
     grid = Grid.unit_cube((12, 10, 11)[:dim])

@@ -73,6 +73,7 @@ def test_transport(scheme: str, shape: tuple[int, ...], large: int, monkeypatch:
         ((3, 2), (1, 20), 5),
         ((6, 9), (20, 4), 5),
         ((3, 4, 2), (3, 7), 3),
+        ((4, 5), (1, 3), 9),
         pytest.param((9, 18, 11), (1, 20), 5, marks=pytest.mark.gpu),
         pytest.param((9, 18, 11), (20, 4), 5, marks=pytest.mark.gpu),
     ],

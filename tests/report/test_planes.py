@@ -66,6 +66,7 @@ def test_pixels_and_voxels_belong_together(name: str) -> None:
     for cut in cuts(SHAPE, affine, at=(3, 4, 5)):
         rows, columns = np.indices(cut.voxels().shape[:2])
         assert np.array_equal(cut.pixels(cut.voxels()), np.stack([rows, columns]))
+        assert np.array_equal(np.moveaxis(cut.voxels(), -1, 0), cut.take(np.indices(SHAPE)))
 
 
 def test_a_sagittal_slice_file_says_so(tmp_path) -> None:  # type: ignore[no-untyped-def]
