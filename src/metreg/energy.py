@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from metreg.config import FlowSettings, SolveSettings
-from metreg.fields import inner
 from metreg.flow.maps import folding
 from metreg.flow.stationary import FASTEST, flow, speed
 from metreg.grid import Grid
@@ -64,11 +63,11 @@ class Objective:
         self, m: Tensor, metric: Metric, scene: Scene, penalties: Penalties | None = None, steps: int | None = None
     ) -> Point:
         """The energy and the speed of the flow; `steps` fixes the number of time steps, whatever the speed."""
-        v = metric.sharp(m)
+        v, norm = metric.sharp_and_norm(m)
         similarity, folds = self.carried(v, scene, steps)
         free = torch.zeros_like(similarity)
         costs = penalties or Penalties(free, free, free)
-        energy = Energy(similarity, self.solve.regularity * inner(m, v, scene.map_grid), *costs, folds)
+        energy = Energy(similarity, self.solve.regularity * norm, *costs, folds)
         return Point(energy, speed(v, scene.map_grid))
 
     def carried(self, v: Tensor, scene: Scene, steps: int | None = None) -> tuple[Tensor, Tensor]:
@@ -133,7 +132,7 @@ class Problem:
         grid, regularity = self.scene.map_grid, self.objective.solve.regularity
         with torch.no_grad():
             metric = self.metric.at(m)
-            v = metric.sharp(m)
+            v, norm = metric.sharp_and_norm(m)
             speeds = speed(v, grid)
             if steps is None and not bool((speeds < FASTEST).all()):
                 return too_far(m, v, speeds)
@@ -144,6 +143,6 @@ class Problem:
         with torch.no_grad():
             v = v.detach()
             free = torch.zeros_like(similarity)
-            ascent = by_v + 2 * regularity * grid.cell_volume * m
-            terms = (similarity.detach(), regularity * inner(m, v, grid), free, free, free, folds.detach())
+            ascent = by_v.add_(m, alpha=2 * regularity * grid.cell_volume)
+            terms = (similarity.detach(), regularity * norm, free, free, free, folds.detach())
             return Slope(Energy(*terms), speeds, v, ascent, metric.sharp(ascent))

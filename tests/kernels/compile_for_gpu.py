@@ -18,11 +18,20 @@ from metreg.kernels.folding_gpu import FoldingOnGpu
 from metreg.kernels.lncc_gpu import LnccOnGpu
 from metreg.kernels.ncc_gpu import WarpedNcc
 from metreg.kernels.smooth_gpu import Sharp
+from metreg.kernels.speed_gpu import fastest
 from metreg.kernels.warp_gpu import Warp
 from metreg.metric.gaussian import SeparableGaussians
 
 
-def compile_only(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, num_warps: int = 4, **constants: Any) -> None:
+def compile_only(
+    self: JITFunction[Any],
+    *args: Any,
+    grid: Any,
+    warmup: bool,
+    num_warps: int = 4,
+    launch_pdl: bool = False,
+    **constants: Any,
+) -> None:
     """In the place of a launch."""
     del grid, warmup
     given = dict(zip(self.arg_names, args, strict=False)) | constants
@@ -34,11 +43,12 @@ def compile_only(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, nu
         else:
             signature[name] = "*fp32" if isinstance(value, torch.Tensor) else "fp32" if isinstance(value, float) else "i32"
     source = ASTSource(fn=self, signature=signature, constexprs=fixed)
-    triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps})
+    triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps, "launch_pdl": launch_pdl})
 
 
 def main() -> None:
     JITFunction.run = compile_only  # type: ignore[method-assign, assignment]
+    transport_gpu.early = lambda device: {"EARLY": True, "launch_pdl": True}  # type: ignore[assignment]
     for shape in ((9, 12), (9, 12, 14)):
         dim = len(shape)
         grid = Grid(shape, (0.1,) * dim)
@@ -54,7 +64,8 @@ def main() -> None:
         FoldingOnGpu.apply(v, grid, 0.3).sum().backward()
         matrices = SeparableGaussians(grid, torch.tensor([0.1, 0.2])).matrices
         for w in (torch.rand(2), torch.rand(2, 2, *shape)):
-            Sharp.apply(v, w.requires_grad_(), None, matrices).sum().backward()
+            Sharp.apply(v, w.requires_grad_(), None, matrices)[0].sum().backward()
+        fastest(v.detach(), grid.spacing)
         kernel = torch.rand(4, 1, *[5] * dim, requires_grad=True)
         convolve(image.requires_grad_(), kernel).sum().backward()
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from helpers import random_field
 from metreg.flow.maps import plain_folding
+from metreg.flow.stationary import speed
 from metreg.flow.steps import ORDER, step
 from metreg.grid import Grid
 from metreg.interpolate import sample, upsample
@@ -170,7 +171,7 @@ def test_folding(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("shape", [(9, 17), (5, 7, 6), pytest.param((37, 41, 35), marks=pytest.mark.gpu)])
 def test_smoothing(shape: tuple[int, ...], local: bool, windowed: bool) -> None:
-    """Momentum to velocity, with the gradients towards momentum and weights."""
+    """Momentum to velocity and its length, with the gradients towards momentum and weights."""
     from metreg.kernels.smooth_gpu import Sharp
 
     grid = Grid(shape, (0.1, 0.12, 0.15)[: len(shape)])
@@ -180,8 +181,24 @@ def test_smoothing(shape: tuple[int, ...], local: bool, windowed: bool) -> None:
     w = (random_field(2, 3, *shape, seed=3).abs() + 0.1) if local else torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
     m.requires_grad_()
     w.requires_grad_()
-    plain = MultiGaussian(gaussians, w, tau).sharp(m)
-    expected = (plain, *torch.autograd.grad(plain, (m, w), p))
-    n, u, q, *matrices = single(m, w, p, *gaussians.matrices)
+    v = MultiGaussian(gaussians, w, tau).sharp(m)
+    plain = (v, (m * v).flatten(1).sum(1))
+    forces = (p, torch.tensor([0.3, -0.7], dtype=torch.float64))
+    n, u, q, to_norm, *matrices = single(m, w, *forces, *gaussians.matrices)
     fast = Sharp.apply(n, u, None if tau is None else single(tau)[0], matrices)
-    assert_near((fast, *torch.autograd.grad(fast, (n, u), q)), expected)
+    for used in (slice(2), slice(1), slice(1, 2)):  # both, the velocity, its length
+        expected = torch.autograd.grad(plain[used], (m, w), forces[used], retain_graph=True)
+        found = torch.autograd.grad(fast[used], (n, u), (q, to_norm)[used], retain_graph=True)
+        assert_near((*fast, *found), (*plain, *expected))
+
+
+@pytest.mark.parametrize("shape", [(9, 17), (5, 70, 6)])
+def test_the_fastest_point(shape: tuple[int, ...]) -> None:
+    from metreg.kernels.speed_gpu import fastest
+
+    grid = Grid(shape, (0.1, 0.12, 0.15)[: len(shape)])
+    v = random_field(2, len(shape), *shape)
+    assert_near((fastest(*single(v), grid.spacing),), (speed(v, grid),))
+    v[1].view(-1)[-1] = torch.nan
+    found = fastest(*single(v), grid.spacing)
+    assert found[0].isfinite() and not found[1].isfinite()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch.autograd import gradcheck
 
 from helpers import adjoint_gap, random_field
 from metreg.grid import Grid
+from metreg.interpolate import along_axis
 from metreg.metric.gaussian import FourierGaussians, SeparableGaussians, make_gaussians
 
 SIGMA = torch.tensor([0.01, 0.05, 0.1, 0.2], dtype=torch.float64)
@@ -24,6 +26,17 @@ def test_symmetric(realisation: str, dim: int) -> None:
     gaussians = make_gaussians(grid_of(dim), SIGMA, realisation)  # type: ignore[arg-type]
     x, y = (random_field(1, 4, dim, *grid_of(dim).shape, seed=s) for s in (0, 1))
     assert adjoint_gap(gaussians.each, gaussians.each, x, y) < 1e-12
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+@pytest.mark.parametrize("realisation", REALISATIONS)
+def test_the_matrices_along_the_axes_do_the_same(realisation: str, dim: int) -> None:
+    gaussians = make_gaussians(grid_of(dim), SIGMA, realisation)  # type: ignore[arg-type]
+    f = random_field(2, 4, dim, *grid_of(dim).shape)
+    expected = torch.stack(
+        [reduce(lambda g, d: along_axis(gaussians.matrices[d][i], g, d + 2), range(dim), f[:, i]) for i in range(4)], dim=1
+    )
+    torch.testing.assert_close(gaussians.each(f), expected)
 
 
 @pytest.mark.parametrize("realisation", REALISATIONS)

@@ -11,6 +11,7 @@ from metreg.checks import MetregError
 from metreg.flow.steps import ORDER, transport_steps
 from metreg.grid import Grid
 from metreg.interpolate import sample
+from metreg.kernels import is_fast
 
 Integrator = Literal["rk4", "squaring"]
 RK4_REACH = 0.75 * 2 * math.sqrt(2)
@@ -50,7 +51,11 @@ def exponentiate(v: Tensor, grid: Grid, squarings: int) -> Tensor:
 
 
 def speed(v: Tensor, grid: Grid) -> Tensor:
-    """The largest sum_d |v_d| / h_d of each pair, grid cells crossed in unit time, (B,)."""
+    """The largest sum_d |v_d| / h_d of each pair, grid cells crossed in unit time, (B,). Not finite where v is not."""
+    if is_fast(v):
+        from metreg.kernels.speed_gpu import fastest
+
+        return fastest(v.detach(), grid.spacing)
     return (v.detach().abs() / grid.steps(v)).sum(1).flatten(1).amax(1)
 
 

@@ -19,65 +19,67 @@ BLOCK = 512
 
 
 class Sharp(torch.autograd.Function):
-    """tau sum_i sqrt(w_i) G_i * (sqrt(w_i) tau m).  m (B, C, *S), w (N,) or (B, N, *S), tau (*S) or None -> like m.
+    """v = tau sum_i sqrt(w_i) G_i * (sqrt(w_i) tau m), and <m, v> summed over each pair's points and components, (B,).
 
-    `matrices` are the Gaussians (N, n, n) of every axis.
+    m (B, C, *S), w (N,) or (B, N, *S), tau (*S) or None, v like m. `matrices` are the Gaussians (N, n, n) of every axis.
     """
 
     @staticmethod
-    def forward(ctx: FunctionCtx, m: Tensor, w: Tensor, tau: Tensor | None, matrices: Sequence[Tensor]) -> Tensor:
+    def forward(
+        ctx: FunctionCtx, m: Tensor, w: Tensor, tau: Tensor | None, matrices: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
         m, w = m.contiguous(), w.contiguous()
         smooth = _smooth(m, w, tau, matrices)
+        v, parts = torch.empty_like(m), m.new_empty(len(m), triton.cdiv(m[0, 0].numel(), BLOCK))
+        _launch(_sum_up, m, len(matrices[0]), w, tau, smooth, v, m, parts, BACK=False)
         wants_w = ctx.needs_input_grad[1]  # type: ignore[attr-defined]
-        ctx.save_for_backward(m, w, tau, smooth if wants_w else None, *matrices)  # type: ignore[arg-type]
-        return _summed(smooth, w, tau)
+        ctx.save_for_backward(m, v, w, tau, smooth if wants_w else None, *matrices)  # type: ignore[arg-type]
+        ctx.set_materialize_grads(False)
+        return v, parts.sum(1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, p: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        m, w, tau, smooth, *matrices = ctx.saved_tensors  # type: ignore[attr-defined]
-        p = p.contiguous()
-        p_smooth = _smooth(p, w, tau, matrices)
-        m_grad = _summed(p_smooth, w, tau)
+    def backward(ctx: FunctionCtx, p: Tensor | None, q: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
+        """Towards m it is K (p + q m) + q v, for K is its own adjoint."""
+        m, v, w, tau, smooth, *matrices = ctx.saved_tensors  # type: ignore[attr-defined]
+        p = torch.zeros_like(m) if p is None else p.contiguous()
+        q = m.new_zeros(len(m)) if q is None else q.contiguous()
+        count = len(matrices[0])
+        p_smooth, m_grad = _smooth(p, w, tau, matrices, m, q), torch.empty_like(m)
+        _launch(_sum_up, m, count, w, tau, p_smooth, m_grad, v, q, BACK=True)
         if smooth is None:
             return m_grad, None, None, None
-        w_grad = m.new_empty(len(m), len(matrices[0]), *m.shape[2:])
-        _launch(_by_weights, w_grad.shape[:2], m, w, tau, m, p, smooth, p_smooth, w_grad)
+        w_grad = m.new_empty(len(m), count, *m.shape[2:])
+        _launch(_by_weights, m, count, w, tau, m, p, q, smooth, p_smooth, w_grad)
         return m_grad, w_grad if w.dim() > 1 else w_grad.flatten(2).sum((0, 2)), None, None
 
 
-def _smooth(m: Tensor, w: Tensor, tau: Tensor | None, matrices: Sequence[Tensor]) -> Tensor:
-    """G_i * (sqrt(w_i) tau m) for every i, (B, N, C, *S)."""
+def _smooth(m: Tensor, w: Tensor, tau: Tensor | None, matrices: Sequence[Tensor], *more: Tensor) -> Tensor:
+    """G_i * (sqrt(w_i) tau m) for every i, (B, N, C, *S); of m + q other where `more` are other, like m, and q (B,)."""
     batch, channels, *shape = m.shape
     f = m.new_empty(batch, len(matrices[0]), *shape, channels)
-    _launch(_weighted, f.shape[:2], m, w, tau, m, f)
+    _launch(_weighted, m, len(matrices[0]), w, tau, m, *more or (m, m), f, MORE=bool(more))
     for matrix in matrices:
         n = len(matrix[0])
         f = (f.view(*f.shape[:2], n, -1).mT @ matrix).view(*f.shape[:2], *f.shape[3:], n)
     return f
 
 
-def _summed(smooth: Tensor, w: Tensor, tau: Tensor | None) -> Tensor:
-    """tau sum_i sqrt(w_i) of what was smoothed."""
-    batch, count, channels, *shape = smooth.shape
-    v = smooth.new_empty(batch, channels, *shape)
-    _launch(_sum_up, (batch, count), v, w, tau, smooth, v)
-    return v
-
-
-def _launch(kernel, counts: Sequence[int], like: Tensor, w: Tensor, tau: Tensor | None, *fields: Tensor) -> None:
-    """`like` is (B, C, *S); there are N = counts[1] weights."""
-    size = math.prod(like.shape[2:])
-    kernel[triton.cdiv(size * (like.shape[1] if kernel is _weighted else 1), BLOCK), counts[0]](
+def _launch(kernel, like: Tensor, count: int, w: Tensor, tau: Tensor | None, *fields: Tensor, **constants: bool) -> None:
+    """`like` is (B, C, *S); there are N = `count` weights."""
+    batch, channels, *shape = like.shape
+    size = math.prod(shape)
+    kernel[triton.cdiv(size * (channels if kernel is _weighted else 1), BLOCK), batch](
         *fields,
         w,
         w if tau is None else tau,
         size,
-        C=like.shape[1],
-        N=counts[1],
+        C=channels,
+        N=count,
         LOCAL=w.dim() > 1,
         WINDOWED=tau is not None,
         BLOCK=BLOCK,
+        **constants,
     )
 
 
@@ -99,6 +101,8 @@ def _root(w, i, pair, at, size, inside, N: tl.constexpr, LOCAL: tl.constexpr):
 @triton.jit
 def _weighted(
     m,
+    other,
+    q,
     out,
     w,
     tau,
@@ -108,11 +112,14 @@ def _weighted(
     LOCAL: tl.constexpr,
     WINDOWED: tl.constexpr,
     BLOCK: tl.constexpr,
+    MORE: tl.constexpr,
 ):
-    """out (B, N, *S, C) = sqrt(w_i) tau m. Programs take values as they lie in `out`, not points."""
+    """out (B, N, *S, C) = sqrt(w_i) tau (m + q other). Programs take values as they lie in `out`, not points."""
     here, inside, pair = _points(size * C, BLOCK)
     at, c = here // C, here % C
     value = tl.load(m + (pair * C + c) * size + at, mask=inside, other=0.0)
+    if MORE:
+        value += tl.load(q + pair) * tl.load(other + (pair * C + c) * size + at, mask=inside, other=0.0)
     if WINDOWED:
         value *= tl.load(tau + at, mask=inside, other=0.0)
     for i in tl.static_range(N):
@@ -124,6 +131,8 @@ def _weighted(
 def _sum_up(
     f,
     v,
+    other,
+    q,
     w,
     tau,
     size,
@@ -132,24 +141,37 @@ def _sum_up(
     LOCAL: tl.constexpr,
     WINDOWED: tl.constexpr,
     BLOCK: tl.constexpr,
+    BACK: tl.constexpr,
 ):
-    """v (B, C, *S) = tau sum_i sqrt(w_i) f_i of f (B, N, C, *S)."""
+    """v (B, C, *S) = tau sum_i sqrt(w_i) f_i of f (B, N, C, *S).
+
+    On the way back q other is added, q (B,); else q (B, programs) is filled with sums of v other.
+    """
     at, inside, pair = _points(size, BLOCK)
     window = tl.load(tau + at, mask=inside, other=0.0) if WINDOWED else 1.0
     weights = ()
     for i in tl.static_range(N):
         weights += (window * _root(w, i, pair, at, size, inside, N, LOCAL),)  # type: ignore[assignment]
+    products = tl.zeros((BLOCK,), tl.float32)
     for c in tl.static_range(C):
+        here = (pair * C + c) * size + at
+        beside = tl.load(other + here, mask=inside, other=0.0)
         total = tl.zeros((BLOCK,), tl.float32)
         for i in tl.static_range(N):
             total += weights[i] * tl.load(f + ((pair * N + i) * C + c) * size + at, mask=inside, other=0.0)
-        tl.store(v + (pair * C + c) * size + at, total, mask=inside)
+        if BACK:
+            total += tl.load(q + pair) * beside
+        products += total * beside
+        tl.store(v + here, total, mask=inside)
+    if not BACK:
+        tl.store(q + pair * tl.num_programs(0) + tl.program_id(0), tl.sum(products, axis=0))
 
 
 @triton.jit
 def _by_weights(
     m,
     p,
+    q,
     smooth,
     p_smooth,
     out,
@@ -162,14 +184,17 @@ def _by_weights(
     WINDOWED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """out (B, N, *S) = tau sum_c (p G_i(m) + m G_i(p)) / (2 sqrt(w_i))."""
+    """out (B, N, *S) = tau sum_c ((p + q m) G_i(m) + m p_smooth_i) / (2 sqrt(w_i)), p_smooth_i being G_i(p + q m)."""
     at, inside, pair = _points(size, BLOCK)
+    factor = tl.load(q + pair)
     for i in tl.static_range(N):
         total = tl.zeros((BLOCK,), tl.float32)
         for c in tl.static_range(C):
             here, there = (pair * C + c) * size + at, ((pair * N + i) * C + c) * size + at
-            total += tl.load(p + here, mask=inside, other=0.0) * tl.load(smooth + there, mask=inside, other=0.0)
-            total += tl.load(m + here, mask=inside, other=0.0) * tl.load(p_smooth + there, mask=inside, other=0.0)
+            momentum = tl.load(m + here, mask=inside, other=0.0)
+            force = tl.load(p + here, mask=inside, other=0.0) + factor * momentum
+            total += force * tl.load(smooth + there, mask=inside, other=0.0)
+            total += momentum * tl.load(p_smooth + there, mask=inside, other=0.0)
         total /= 2 * _root(w, i, pair, at, size, inside, N, LOCAL)
         if WINDOWED:
             total *= tl.load(tau + at, mask=inside, other=0.0)

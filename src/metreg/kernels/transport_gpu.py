@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from metreg.kernels.early_gpu import early, wait
+
 STAGE, BACK = (2, 256, 8), (1, 256, 8)
 """Planes, points of each side by side in memory, and warps of a program of a kernel."""
 
@@ -90,6 +92,7 @@ def _launch(
         BLOCK=block,
         num_warps=warps,
         **constants,
+        **early(like.device),
     )
 
 
@@ -119,6 +122,7 @@ def _stage(
     AXES: tl.constexpr,
     PLANES: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """out = f + scale sum_d z_d difference_d(g)."""
     plane, size = n1 * n2, n0 * n1 * n2
@@ -129,6 +133,7 @@ def _stage(
     low1, high1, low2, high2 = at - low1 * n2, at + high1 * n2, at - low2, at + high2
     weight1 *= scale * s1
     weight2 *= scale * s2
+    wait(EARLY)
     to_v = v + pair * AXES * size
     z1 = weight1 * tl.load(to_v + (AXES - 2) * size + at)
     z2 = weight2 * tl.load(to_v + (AXES - 1) * size + at)
@@ -164,6 +169,7 @@ def _adjoint_stage(
     AXES: tl.constexpr,
     PLANES: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
     ORDER: tl.constexpr,
     LAST: tl.constexpr,
     FIRST: tl.constexpr,
@@ -179,6 +185,7 @@ def _adjoint_stage(
     low1, high1, below1, middle1, above1 = _spread(j, n1, scale * s1)
     low2, high2, below2, middle2, above2 = _spread(k, n2, scale * s2)
     low1, high1, low2, high2 = at - low1 * n2, at + high1 * n2, at - low2, at + high2
+    wait(EARLY)
     to_v, to_grad = v + pair * AXES * size, v_grad + pair * AXES * size
     v1, v2 = to_v + (AXES - 2) * size, to_v + (AXES - 1) * size
     before1 = below1 * tl.load(v1 + low1)

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from metreg.config import Settings
 from metreg.energy import Energy, Objective, Point, Problem, Scene
-from metreg.fields import inner
 from metreg.flow.stationary import speed
 from metreg.grid import Grid
 from metreg.interpolate import downsample
@@ -136,9 +135,9 @@ class Work:
         """Move the network under the velocities as they are."""
         common, m = self.common, self.m.detach()
         weights = common.model.weights(self.small, common.map_grid, m)
-        v = common.metric(weights.w).sharp(m)
+        _, norm = common.metric(weights.w).sharp_and_norm(m)
         penalties = common.model.penalties(weights, self.prices, common.map_grid)
-        stored = common.settings.solve.regularity * inner(m, v, common.map_grid)
+        stored = common.settings.solve.regularity * norm
         loss = torch.stack(tuple(penalties)).sum() - stored.sum()
         gradients = torch.autograd.grad(loss, list(common.model.network.parameters()))
         with torch.no_grad():

@@ -13,5 +13,8 @@ class Metric(Protocol):
     def sharp(self, m: Tensor) -> Tensor:
         """v = K m: momentum to velocity, both (B, D, *S)."""
 
+    def sharp_and_norm(self, m: Tensor) -> tuple[Tensor, Tensor]:
+        """v = K m, and the squared length <m, K m> of each pair's momentum (B,)."""
+
     def local_sigma(self) -> Tensor:
         """The local standard deviation sigma(x) in reference lengths, (B, *S)."""

@@ -21,6 +21,10 @@ class Gaussians(Protocol):
     grid: Grid
     sigma: Tensor
 
+    @property
+    def matrices(self) -> list[Tensor]:
+        """For every axis the Gaussians along it, (N, n, n)."""
+
     def each(self, f: Tensor) -> Tensor:
         """G_i * f_i for every i.  f (B, N, C, *S), or (B, 1, C, *S) for one f under all -> (B, N, C, *S)."""
 
@@ -49,6 +53,14 @@ class FourierGaussians:
         width = sigma.double().cpu().view(-1, 1, *[1] * grid.dim)
         self.gain = torch.exp(-2 * math.pi**2 * width**2 * k2).to(sigma)  # (N, 1, *S/2)
 
+    @cached_property
+    def matrices(self) -> list[Tensor]:
+        """The same as a matrix per axis and sigma (N, n, n): it is a product over the axes."""
+        return [
+            torch.stack([periodic_matrix(n, h, float(s)) for s in self.sigma]).to(self.sigma)
+            for n, h in zip(self.grid.shape, self.grid.spacing, strict=True)
+        ]
+
     def each(self, f: Tensor) -> Tensor:
         return self._filter(f, self.gain)
 
@@ -71,9 +83,12 @@ class SeparableGaussians:
 
     def __init__(self, grid: Grid, sigma: Tensor) -> None:
         self.grid, self.sigma = grid, sigma
-        self.matrices = [  # per axis (N, n, n)
-            torch.stack([gaussian_matrix(n, h, float(s)) for s in sigma]).to(sigma)
-            for n, h in zip(grid.shape, grid.spacing, strict=True)
+
+    @cached_property
+    def matrices(self) -> list[Tensor]:
+        return [
+            torch.stack([gaussian_matrix(n, h, float(s)) for s in self.sigma]).to(self.sigma)
+            for n, h in zip(self.grid.shape, self.grid.spacing, strict=True)
         ]
 
     def each(self, f: Tensor) -> Tensor:
@@ -116,6 +131,13 @@ def _factors(matrices: list[Tensor]) -> list[Tensor] | None:
             return None
         found.append((vectors[:, kept] * values[kept].sqrt()).to(matrix))
     return found
+
+
+def periodic_matrix(n: int, h: float, sigma: float) -> Tensor:
+    """What multiplying by exp(-2 pi^2 sigma^2 k^2) does to n points at distance h, (n, n)."""
+    k = torch.fft.rfftfreq(n, d=h, dtype=torch.float64)
+    gain = torch.exp(-2 * math.pi**2 * sigma**2 * k**2)
+    return torch.fft.irfft(torch.fft.rfft(torch.eye(n, dtype=torch.float64)) * gain, n=n)
 
 
 def gaussian_matrix(n: int, h: float, sigma: float) -> Tensor:

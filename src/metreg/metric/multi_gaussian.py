@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from metreg.fields import inner
 from metreg.grid import Grid
 from metreg.kernels import is_fast
 from metreg.metric.gaussian import Gaussians, SeparableGaussians
@@ -40,16 +41,19 @@ class MultiGaussian:
             return MultiGaussian(self.gaussians, self.weights(m), self.tau)
 
     def sharp(self, m: Tensor) -> Tensor:
+        return self.sharp_and_norm(m)[0]
+
+    def sharp_and_norm(self, m: Tensor) -> tuple[Tensor, Tensor]:
         w = self.at(m).w
-        if is_fast(m) and isinstance(self.gaussians, SeparableGaussians):
+        if is_fast(m) and (w.dim() > 1 or isinstance(self.gaussians, SeparableGaussians)):
             from metreg.kernels.smooth_gpu import Sharp
 
-            sharp: Tensor = Sharp.apply(m, w, self.tau, self.gaussians.matrices)  # type: ignore[no-untyped-call]
-            return sharp
-        if self.tau is not None:
-            m = self.tau * m
-        v = self.gaussians.mixed(m, w) if w.dim() == 1 else self.gaussians.local(m, w)
-        return v if self.tau is None else self.tau * v
+            v, product = Sharp.apply(m, w, self.tau, self.gaussians.matrices)  # type: ignore[no-untyped-call]
+            return v, product * self.gaussians.grid.cell_volume
+        windowed = m if self.tau is None else self.tau * m
+        v = self.gaussians.mixed(windowed, w) if w.dim() == 1 else self.gaussians.local(windowed, w)
+        v = v if self.tau is None else self.tau * v
+        return v, inner(m, v, self.gaussians.grid)
 
     def local_sigma(self) -> Tensor:
         w = self.local_weights()

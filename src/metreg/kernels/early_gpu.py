@@ -1,0 +1,27 @@
+"""Kernels of a chain that start before the last one has ended, where a GPU can do that: they find their places and wait."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+HOPPER = 9
+
+
+@cache
+def early(device: torch.device) -> dict[str, bool]:
+    """How a kernel that has an EARLY is launched."""
+    can = device.type == "cuda" and torch.version.cuda is not None and torch.cuda.get_device_capability(device)[0] >= HOPPER
+    return {"EARLY": True, "launch_pdl": True} if can else {"EARLY": False}
+
+
+@triton.jit
+def wait(EARLY: tl.constexpr):
+    """Until all that was launched before is written; then the next kernel may start. No read or write comes before it."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
