@@ -48,7 +48,7 @@ def compile_only(
 
 def main() -> None:
     JITFunction.run = compile_only  # type: ignore[method-assign, assignment]
-    transport_gpu.early = lambda device: {"EARLY": True, "launch_pdl": True}  # type: ignore[assignment]
+    transport_gpu.early = lambda device, wanted=True: {"EARLY": True, "launch_pdl": True}  # type: ignore[assignment]
     for shape in ((9, 12), (9, 12, 14)):
         dim = len(shape)
         grid = Grid(shape, (0.1,) * dim)

@@ -1,4 +1,7 @@
-"""Kernels of a chain that start before the last one has ended, where a GPU can do that: they find their places and wait."""
+"""Kernels that start before the last one has ended, where a GPU can do that: they find their places, and wait.
+
+In a chain of such kernels, one may read before its wait what was written before the chain began.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ HOPPER = 9
 
 
 @cache
-def early(device: torch.device) -> dict[str, bool]:
+def early(device: torch.device, wanted: bool = True) -> dict[str, bool]:
     """How a kernel that has an EARLY is launched."""
     can = device.type == "cuda" and torch.version.cuda is not None and torch.cuda.get_device_capability(device)[0] >= HOPPER
-    return {"EARLY": True, "launch_pdl": True} if can else {"EARLY": False}
+    return {"EARLY": True, "launch_pdl": True} if can and wanted else {"EARLY": False}
 
 
 @triton.jit
 def wait(EARLY: tl.constexpr):
-    """Until all that was launched before is written; then the next kernel may start. No read or write comes before it."""
+    """Until all that was launched before is written; then the next kernel may start."""
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from metreg.kernels.early_gpu import early, wait
 
-STAGE, BACK = (2, 256, 8), (1, 256, 8)
+STAGE, BACK = (2, 256, 4), (1, 256, 8)
 """Planes, points of each side by side in memory, and warps of a program of a kernel."""
 
 
@@ -32,7 +32,8 @@ def forward(f: Tensor, v: Tensor, factors: Sequence[float], steps: int, order: i
             start = g = outs[t * order - 1] if t else f[part]
             for j in range(order):
                 out = outs[t * order + j]
-                _launch(_stage, STAGE, g, factors, start, g, v[part], out, 1 / (order - j))
+                how = early(f.device, t + j > 0)  # v must be there before the first of them starts
+                _launch(_stage, STAGE, g, factors, start, g, v[part], out, 1 / (order - j), **how)
                 g = out
     return end, (f, stages)
 
@@ -61,6 +62,7 @@ def _back(
         for k in range(1, order + 1):
             g, out = maps[t + order - k], f_grad if t == 0 and k == order else chain[k % order]
             end = {"ORDER": order, "LAST": k == order, "FIRST": t == len(maps) - order and k == 1}
+            end |= early(p.device)
             _launch(_adjoint_stage, BACK, p, factors, q, v, g, out, v_grad, p, chain, 1 / k, **end)
             q = out
         p = chain[0]
@@ -92,7 +94,6 @@ def _launch(
         BLOCK=block,
         num_warps=warps,
         **constants,
-        **early(like.device),
     )
 
 
@@ -133,13 +134,13 @@ def _stage(
     low1, high1, low2, high2 = at - low1 * n2, at + high1 * n2, at - low2, at + high2
     weight1 *= scale * s1
     weight2 *= scale * s2
-    wait(EARLY)
     to_v = v + pair * AXES * size
     z1 = weight1 * tl.load(to_v + (AXES - 2) * size + at)
     z2 = weight2 * tl.load(to_v + (AXES - 1) * size + at)
     if AXES == 3:
         low0, high0, weight0 = _neighbours(i, n0)
         z0 = scale * s0 * weight0 * tl.load(to_v + at)
+    wait(EARLY)
     for c in tl.static_range(CHANNELS):
         here = (pair * CHANNELS + c) * size
         value = tl.load(f + here + at)
@@ -185,7 +186,6 @@ def _adjoint_stage(
     low1, high1, below1, middle1, above1 = _spread(j, n1, scale * s1)
     low2, high2, below2, middle2, above2 = _spread(k, n2, scale * s2)
     low1, high1, low2, high2 = at - low1 * n2, at + high1 * n2, at - low2, at + high2
-    wait(EARLY)
     to_v, to_grad = v + pair * AXES * size, v_grad + pair * AXES * size
     v1, v2 = to_v + (AXES - 2) * size, to_v + (AXES - 1) * size
     before1 = below1 * tl.load(v1 + low1)
@@ -200,6 +200,7 @@ def _adjoint_stage(
         before0 = below0 * tl.load(to_v + low0)
         after0 = above0 * tl.load(to_v + high0)
         middle += middle0 * tl.load(to_v + at, mask=middle0 != 0, other=0.0)
+    wait(EARLY)
     by_z1 = tl.zeros((PLANES * BLOCK,), tl.float32)
     by_z0, by_z2 = by_z1, by_z1
     for c in tl.static_range(CHANNELS):
