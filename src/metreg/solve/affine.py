@@ -14,10 +14,12 @@ from metreg.data.formats import Image
 from metreg.data.pair import content_length
 from metreg.grid import Array, Grid, transform_points, voxel_size, world_points
 from metreg.interpolate import covered, downsample, sample
+from metreg.kernels.replay import Replay
 from metreg.similarity.mi import mutual_information
 from metreg.similarity.ncc import ncc
 
 CPU = torch.device("cpu")
+Similarity = Callable[..., Tensor]
 TURN = 0.4
 """Radians by which the starts beside the straight one are turned, about every axis, either way."""
 ROUGH, FINE = 1e-5, 1e-7
@@ -42,6 +44,23 @@ class _Level:
     shareable: float
     """As many target points as the smaller of the two images could cover."""
 
+    def compare(self, matrix: Tensor, similarity: Similarity) -> tuple[Tensor, Tensor]:
+        """How unlike the images are under a matrix (D, D+1), and its derivative by that."""
+        matrix = matrix.requires_grad_()
+        dim, turn = len(matrix), self.to_local[:, : len(matrix)]
+        x = torch.addmm(turn @ matrix[:, dim:] + self.to_local[:, dim:], turn @ matrix[:, :dim], self.points).float()[None]
+        warped = sample(self.source, x, self.grid, outside="zero")
+        if self.source_mask is None:
+            known = covered(x.detach(), self.grid)
+        else:
+            known = sample(self.source_mask, x.detach(), self.grid, outside="zero")
+        mask = known * self.target_mask
+        overlap = mask.sum() / self.shareable
+        unlike = similarity(warped, self.target, mask).sum()
+        (slope,) = torch.autograd.grad(unlike, matrix)
+        apart = overlap < LEAST_OVERLAP
+        return torch.where(apart, 2 - overlap, unlike.detach()), torch.where(apart, torch.zeros_like(slope), slope)
+
 
 def align(
     moving: Image,
@@ -65,18 +84,15 @@ def align(
     centre_moving, centre_fixed = _centre_of_mass(*source, moving), _centre_of_mass(*target, fixed)
     source, target = ((values.to(device), mask.to(device)) for values, mask in (source, target))
     radius = float(np.linalg.norm(voxel_size(fixed.affine) * fixed.shape)) / 4
-    compare = mutual_information if settings.similarity == "mi" else ncc
+    similarity = mutual_information if settings.similarity == "mi" else ncc
     best = torch.zeros(dim * dim + dim, dtype=torch.float64)
     length = length_mm or content_length(fixed)
     for number, resolution in enumerate(settings.resolution):
         level = _make_level(source, target, moving, fixed, resolution * length, centre_moving, centre_fixed)
-
-        def cost(p: Tensor, rigid: bool, level: _Level = level) -> Tensor:
-            return _cost(p, level, compare, radius, rigid)
-
+        cost = _Cost(level, similarity, radius)
         if number == 0:
             ends = [_descend(cost, start, settings.iterations, rigid=True, gain=ROUGH) for start in _starts(dim)]
-            best = min(ends, key=lambda p: float(cost(p, True)))
+            best = min(ends, key=lambda p: cost(p, rigid=True)[0])
         if settings.kind == "affine" or number > 0:
             best = _descend(cost, best, settings.iterations, rigid=settings.kind == "rigid")
     matrix = _matrix(best, dim, radius, settings.kind == "rigid").numpy()
@@ -122,38 +138,43 @@ def _matrix(p: Tensor, dim: int, radius: float, rigid: bool) -> Tensor:
     return torch.cat([torch.linalg.matrix_exp(generator), radius * p[dim * dim :, None]], dim=1)
 
 
-def _cost(p: Tensor, level: _Level, compare: Callable[..., Tensor], radius: float, rigid: bool) -> Tensor:
-    dim = level.points.shape[0]
-    matrix, turn = _matrix(p, dim, radius, rigid).to(level.points.device), level.to_local[:, :dim]
-    x = torch.addmm(turn @ matrix[:, dim:] + level.to_local[:, dim:], turn @ matrix[:, :dim], level.points).float()[None]
-    warped = sample(level.source, x, level.grid, outside="zero")
-    if level.source_mask is None:
-        known = covered(x.detach(), level.grid)
-    else:
-        known = sample(level.source_mask, x.detach(), level.grid, outside="zero")
-    mask = known * level.target_mask
-    overlap = mask.sum() / level.shareable
-    if overlap < LEAST_OVERLAP:
-        return p.sum() * 0 + 2 - overlap.cpu()
-    return compare(warped, level.target, mask).sum().cpu()
+class _Cost:
+    """What parameters cost at a level: the images are compared on their device, by one recorded piece of work."""
+
+    def __init__(self, level: _Level, similarity: Similarity, radius: float) -> None:
+        self.level, self.similarity, self.radius = level, similarity, radius
+        dim, device = len(level.points), level.points.device
+        self.matrix = torch.zeros(dim, dim + 1, dtype=torch.float64, device=device)
+        self.found = torch.zeros(1 + dim * (dim + 1), dtype=torch.float64, device=device)
+        self.again = Replay(self._compare, device)
+
+    def __call__(self, p: Tensor, *, rigid: bool) -> tuple[float, Tensor]:
+        """The cost, and its derivative by the parameters."""
+        p = p.detach().requires_grad_()
+        matrix = _matrix(p, len(self.matrix), self.radius, rigid)
+        self.matrix.copy_(matrix.detach())
+        self.again()
+        value, *_ = found = self.found.cpu()
+        (slope,) = torch.autograd.grad(matrix, p, found[1:].view_as(matrix))
+        return float(value), slope
+
+    def _compare(self) -> None:
+        value, slope = self.level.compare(self.matrix.clone(), self.similarity)
+        self.found.copy_(torch.cat([value[None].double(), slope.flatten()]))
 
 
-def _descend(
-    cost: Callable[[Tensor, bool], Tensor], start: Tensor, iterations: int, *, rigid: bool, gain: float = FINE
-) -> Tensor:
+def _descend(cost: _Cost, start: Tensor, iterations: int, *, rigid: bool, gain: float = FINE) -> Tensor:
     """By scipy: torch's own L-BFGS takes a second to be imported."""
     from scipy.optimize import minimize
 
     def with_slope(x: Array) -> tuple[float, Array]:
-        p = torch.from_numpy(x).requires_grad_()
-        value = cost(p, rigid)
-        (slope,) = torch.autograd.grad(value, p)
-        return float(value.detach()), slope.numpy()
+        value, slope = cost(torch.from_numpy(x), rigid=rigid)
+        return value, slope.numpy()
 
     stop = {"maxiter": iterations, "maxcor": 20, "ftol": gain, "gtol": gain}
     found = minimize(with_slope, start.numpy(), jac=True, method="L-BFGS-B", options=stop)
     end = torch.from_numpy(found.x)
-    return end if float(cost(end, rigid)) <= float(cost(start, rigid)) else start
+    return end if cost(end, rigid=rigid)[0] <= cost(start, rigid=rigid)[0] else start
 
 
 def _make_level(
