@@ -29,6 +29,7 @@ from metreg.data.skull import hint_at_skull
 from metreg.evaluate.overlap import common_labels
 from metreg.grid import Array
 from metreg.interpolate import downsample
+from metreg.kernels import load_kernels
 from metreg.metric.store import MetricFile
 from metreg.results import Result
 from metreg.solve.affine import align
@@ -92,8 +93,8 @@ def register(
     source, target = images["moving image"], images["fixed image"]
     source_mask, target_mask = images.get("moving mask"), images.get("fixed mask")
     local = None if weights is None else match_planes(read_weights(weights, source, len(settings.metric.sigma)), source)
-    hint_at_skull(source, source_mask, "moving image")
-    hint_at_skull(target, target_mask, "fixed image")
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(hint_at_skull, (source, target), (source_mask, target_mask), ("moving image", "fixed image")))
     clock.lap("read")
 
     affine = alignment
@@ -153,7 +154,7 @@ def _read(files: Mapping[str, Any], device: torch.device) -> dict[str, Image]:
     if "fixed labels" in given and "moving labels" not in given:
         raise MetregError("fixed labels: they measure overlap with moving labels; give those too")
     with ThreadPoolExecutor() as pool:
-        pool.submit(lambda: torch.zeros(1, device=device))
+        pool.submit(_wake, device)
         opened = {role: pool.submit(open_image, file, role) for role, file in given.items()}
     found = {role: opened.pop(role).result() for role in given}
     source, target = (read_image(found[role], role) for role in ("moving image", "fixed image"))
@@ -176,6 +177,14 @@ def _read(files: Mapping[str, Any], device: torch.device) -> dict[str, Image]:
         if not len(common_labels(moving.values, fixed.values)):
             raise MetregError(f"fixed labels: no label in common: {moving.name}, {fixed.name}")
     return found
+
+
+def _wake(device: torch.device) -> None:
+    """What the first use of a device and of libraries takes, while files are unpacked."""
+    like = torch.zeros(1, device=device)
+    import scipy.optimize  # noqa: F401
+
+    load_kernels(like)
 
 
 def predict_weights(learned: MetricFile, pair: Pair, settings: Settings, *, mean: bool = False) -> Tensor | WeightsOf:

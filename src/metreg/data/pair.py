@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,8 +51,12 @@ def make_pair(
     `standard` is the quantile function to which intensities are matched; without one, each image by its own range.
     """
     grid = domain_of(fixed, settings)
-    source, source_known = bring(moving, moving_mask, affine, grid, device, standard)
-    target, target_known = bring(fixed, fixed_mask, np.eye(fixed.dim + 1), grid, device, standard)
+    with ThreadPoolExecutor() as pool:
+        brought = [
+            pool.submit(bring, image, mask, matrix, grid, device, standard)
+            for image, mask, matrix in ((moving, moving_mask, affine), (fixed, fixed_mask, np.eye(fixed.dim + 1)))
+        ]
+    (source, source_known), (target, target_known) = (work.result() for work in brought)
     mask = source_known * target_known
     if not bool(mask.any()):
         raise MetregError(f"images do not overlap after the alignment: {moving.name}, {fixed.name}; check their headers")

@@ -38,10 +38,10 @@ class Overlap:
 def overlap(warped: Array, target: Array, labels: Array) -> Overlap:
     """Overlap of each of `labels`, those that both label images have before any warping (`common_labels`)."""
     order = np.sort(labels)
+    kinds = len(order) + 1
     a, b = (ranks(side.ravel(), order) for side in (warped, target))
-    count_a, count_b = (np.bincount(side, minlength=len(order) + 1) for side in (a, b))
-    both = np.bincount(a[a == b], minlength=len(order) + 1)
-    rows = [(both[i], count_a[i], count_b[i]) for i in np.searchsorted(order, labels)]
+    met = np.bincount(kinds * a + b, minlength=kinds**2).reshape(kinds, kinds)  # how often which label met which
+    rows = [(met[i, i], met[i].sum(), met[:, i].sum()) for i in np.searchsorted(order, labels)]
     return Overlap(
         labels=tuple(int(label) for label in labels),
         target_overlap=tuple(float(n / target) for n, _, target in rows),
@@ -66,10 +66,12 @@ def ranks(values: Array, labels: Array) -> Array:
     """Which of the sorted labels every value is; what is none of them gets the rank after the last."""
     count = len(labels)
     if count and values.dtype.kind in "iu" and labels[0] >= 0 and labels[-1] < MOST_LISTED:
-        end = int(labels[-1]) + 1
-        table = np.full(end + 1, count, dtype=np.int32)
+        if labels[0] == 0:
+            values = np.maximum(values, -1) + 1
+            labels = labels + 1
+        table = np.full(int(labels[-1]) + 2, count, dtype=np.int32)
         table[labels] = np.arange(count)
-        return table[np.where((values < 0) | (values > end), end, values)]
+        return table.take(values, mode="clip")  # no label is 0, which is where what is less goes
     place = np.searchsorted(labels, values)
     known = labels[place.clip(max=max(0, count - 1))] == values if count else np.zeros(values.shape, dtype=bool)
     return np.where(known, place, count)

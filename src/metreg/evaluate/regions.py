@@ -39,10 +39,14 @@ def regions_of(
 ) -> list[Region]:
     """Every label that is there `before` and `after` the deformation; all arrays (*S) on the same voxels, lengths in mm."""
     labels = common_labels(before, after)
-    counts, sigmas = _sums(before, labels, sigma)
-    log = np.log(jacobian.clip(1e-6))
-    ends, *sums = _sums(after, labels, displacement, jacobian, log, log**2)
-    moved, grown, logs, squares = (total / ends for total in sums)
+    starts, at = _labelled(before, labels)
+    counts, sigmas = (np.bincount(starts, weights=w, minlength=len(labels)) for w in (None, sigma.ravel()[at]))
+    ends, at = _labelled(after, labels)
+    det = jacobian.ravel()[at].astype(float)
+    log = np.log(det.clip(1e-6))
+    fields = (None, displacement.ravel()[at], det, log, log**2)
+    count, *sums = (np.bincount(ends, weights=w, minlength=len(labels)) for w in fields)
+    moved, grown, logs, squares = (total / count for total in sums)
     return [
         Region(
             label=int(label),
@@ -57,8 +61,8 @@ def regions_of(
     ]
 
 
-def _sums(where: Array, labels: Array, *fields: Array) -> list[Array]:
-    """For each of the labels, which are sorted: how many voxels it has, and the sums of fields over them."""
+def _labelled(where: Array, labels: Array) -> tuple[Array, Array]:
+    """Voxels that have one of the labels, which are sorted: which of them, and where they lie, (P,) both."""
     place = ranks(where.ravel(), labels)
-    weights = (None, *[f.ravel().astype(float) for f in fields])
-    return [np.bincount(place, weights=w, minlength=len(labels) + 1)[: len(labels)] for w in weights]
+    at = np.flatnonzero(place < len(labels))
+    return place[at], at

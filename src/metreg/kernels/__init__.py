@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Protocol, cast
 
@@ -37,6 +38,16 @@ def transport_kernels(f: Tensor) -> TransportKernels | None:
 
         return cast(TransportKernels, on_gpu)
     return None
+
+
+def load_kernels(like: Tensor) -> None:
+    """Import what tensors like this one will be given to: that takes a while."""
+    if is_fast(like):
+        for name in ("convolve", "smooth_gpu", "speed_gpu", "transport_gpu", "ncc_gpu", "lncc_gpu", "folding_gpu"):
+            import_module(f"metreg.kernels.{name}")
+    elif is_compiled(like):
+        for name in ("transport_cpu", "warp_cpu", "lncc_cpu", "folding_cpu", "bernstein_cpu"):
+            import_module(f"metreg.kernels.{name}")
 
 
 def is_compiled(f: Tensor) -> bool:

@@ -96,5 +96,5 @@ def png(figure: Figure, dpi: int = 110) -> bytes:
         layout.execute(figure)
         figure.set_layout_engine(None)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi, pil_kwargs={"compress_level": 3})
+    figure.savefig(buffer, format="png", dpi=dpi, pil_kwargs={"compress_level": 1})
     return buffer.getvalue()

@@ -187,34 +187,39 @@ def pair_planes(
     `affine` takes fixed to moving points, `field` is the deformation before it, `jacobian` (*S) is given at the fixed
     image's voxels, `metric`, if local, has sigma(x) in mm and the weights, (1 + N, *S'), in the space of the source.
     """
-    target, source = fixed.scaled, moving.scaled
+    target, size = fixed.scaled, voxel_size(fixed.affine)
     shown = target > BACKGROUND
+    lost = fixed.dim == 2 and fixed.plane is None and fixed.header is None
+    found = cuts(fixed.shape, fixed.affine, at=middle_of(shown), plane=fixed.plane, lost=lost)
 
-    def picture(cut: Cut) -> Plane:
-        index = cut.voxels()
-        pixels, size = index.shape[:2], voxel_size(fixed.affine)
-        x = transform_points(fixed.affine, index.reshape(-1, fixed.dim))
-        moved = field.apply(x)
-        before, after = (sample_at(source[None], moving.affine, transform_points(affine, y)) for y in (x, moved))
-        layers = None
-        if metric is not None:
-            layers = sample_at(metric.values, *inside_grid(metric.affine, metric.values.shape[1:], x)).reshape(-1, *pixels)
-        places = transform_points(np.linalg.inv(fixed.affine), moved).reshape(index.shape)
+    indices = [cut.voxels() for cut in found]
+    x = transform_points(fixed.affine, np.concatenate([index.reshape(-1, fixed.dim) for index in indices]))
+    moved = field.apply(x)
+    values = sample_at(moving.scaled[None], moving.affine, transform_points(affine, np.concatenate([x, moved])))
+    parts = [*values.reshape(2, -1), *transform_points(np.linalg.inv(fixed.affine), moved).T]  # all planes in a row
+    if metric is not None:
+        parts += [*sample_at(metric.values, *inside_grid(metric.affine, metric.values.shape[1:], x))]
+    ends = np.cumsum([index[..., 0].size for index in indices])
+
+    def picture(cut: Cut, of_plane: Array) -> Plane:
+        before, after, *rest = of_plane
+        places, layers = np.stack(rest[: fixed.dim], axis=-1), rest[fixed.dim :]
         return Plane(
             cut,
             (float(size[cut.axes[0]]), float(size[cut.axes[1]])),
             fixed=cut.take(target),
-            before=before.reshape(pixels),
-            after=after.reshape(pixels),
+            before=before,
+            after=after,
             jacobian=cut.take(jacobian),
             positions=cut.pixels(places),
-            sigma=None if layers is None else layers[0],
-            weights=None if layers is None else layers[1:],
+            sigma=layers[0] if layers else None,
+            weights=np.stack(layers[1:]) if layers else None,
         ).around(cut.take(shown))
 
-    lost = fixed.dim == 2 and fixed.plane is None and fixed.header is None
-    found = cuts(fixed.shape, fixed.affine, at=middle_of(shown), plane=fixed.plane, lost=lost)
-    return tuple(picture(cut) for cut in found)
+    each = np.split(np.stack(parts), ends[:-1], axis=1)
+    return tuple(
+        picture(cut, values.reshape(-1, *index.shape[:2])) for cut, index, values in zip(found, indices, each, strict=True)
+    )
 
 
 def inside_grid(affine: Array, shape: tuple[int, ...], points: Array) -> tuple[Array, Array]:

@@ -16,6 +16,8 @@ from metreg.report.planes import Cut, Plane, Shown
 BLUE, RED, GREEN, PINK, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 COLOURS = (BLUE, RED, GREEN, PINK, ORANGE, SKY)
 """Told apart by colour-blind readers too."""
+LETTER = 0.06
+"""Inches that a letter of a label's name takes."""
 
 
 class Registered(Shown, Protocol):
@@ -111,10 +113,14 @@ def overlap_bars(result: Registered, column: int = 45) -> Figure:
     before, after = result.overlaps["before"], result.overlaps["after"]
     order = np.argsort(after.target_overlap)[::-1]
     parts = np.array_split(order, max(1, -(-len(order) // column)))
-    figure = Figure(figsize=(max(9, 5.4 * len(parts)), 0.9 + 0.17 * len(parts[0])), layout="constrained")
-    for axis, part in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
+    width, height = max(9, 5.4 * len(parts)), 0.9 + 0.17 * len(parts[0])
+    figure = Figure(figsize=(width, height))
+    names_of = [[result.label_names.get(after.labels[i]) or str(after.labels[i]) for i in part] for part in parts]
+    beside = 0.3 + LETTER * max(len(name) for names in names_of for name in names)  # inches, to the left of each column
+    place = {"left": beside / width, "right": 1 - 0.15 / width, "bottom": 0.55 / height, "top": 1 - 0.1 / height}
+    figure.subplots_adjust(**place, wspace=(beside + 0.1) / max(1.0, (width - beside) / len(parts) - beside))
+    for axis, part, names in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, names_of, strict=True):
         rows = np.arange(len(part))
-        names = [result.label_names.get(after.labels[i]) or str(after.labels[i]) for i in part]
         axis.barh(rows, [after.target_overlap[i] for i in part], color=BLUE, height=0.75, label="after")
         axis.scatter([before.target_overlap[i] for i in part], rows, color=RED, s=10, zorder=3, label="before (affine)")
         axis.set_yticks(rows, names, fontsize=8)
@@ -209,6 +215,7 @@ def mark_sides(axis: Any, cut: Cut) -> None:
         text = axis.text(x, y, letter, transform=axis.transAxes, ha=across, va=along, color="white", fontsize=8)
         text.set_bbox({"facecolor": "black", "alpha": 0.5, "pad": 0.8, "edgecolor": "none"})
         text.set_visible(bool(letter))
+        text.set_in_layout(False)  # it lies inside
 
 
 def _figure(planes: Sequence[Plane], columns: int) -> tuple[Figure, Array]:
