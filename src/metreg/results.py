@@ -154,8 +154,8 @@ class Result:
 
     @cached_property
     def folds(self) -> int:
-        """Voxels at which the map written to disk folds, by the strict test, whose determinants the certificate has too."""
-        return 0 if self.certificate.smallest > 0 else int(count_folds(self.written_map, self.registration.grid))
+        """Voxels at which the map written to disk folds."""
+        return _count_folds(self.certificate, self.written_map, self.registration.grid)
 
     @cached_property
     def certificate(self) -> Certificate:
@@ -168,14 +168,16 @@ class Result:
             self.write_into(out)
 
     def write_into(self, out: Path) -> None:
-        """Files are packed beside the report, which takes as long."""
+        """Files are packed, and the pair measured, beside the report, which takes as long."""
         import nibabel as nib
 
         planes = {"fixed": self.fixed.plane, "moving": self.moving.plane}
         weights = np.moveaxis(self._weights, 0, -1)
         with ThreadPoolExecutor() as pool:
+            jacobian, *_ = self.jacobian, self._warped, self._aligned  # what the others are made of
+            measured = [pool.submit(getattr, self, name) for name in ("overlaps", "regions", "planes", "certificate")]
             written = [
-                pool.submit(write_image, out / "jacobian.nii.gz", self.jacobian, self.fixed),
+                pool.submit(write_image, out / "jacobian.nii.gz", jacobian, self.fixed),
                 pool.submit(nib.save, self.warped, out / "warped.nii.gz"),
                 pool.submit(write_image, out / "moving_affine.nii.gz", self._aligned[0], self.fixed),
                 pool.submit(nib.save, self.sigma, out / "sigma.nii.gz"),
@@ -187,6 +189,8 @@ class Result:
             write_transform(out / "fixed_to_moving.h5", self.inverse)
             write_momentum(out / "momentum.safetensors", self.registration, self.affine, self.settings, planes)
             (out / "settings.toml").write_text(self.settings.to_toml(), encoding="utf-8")
+            for work in measured:
+                work.result()
             (out / "result.json").write_text(json.dumps(self.summary, indent=2), encoding="utf-8")
             (out / "report.html").write_text(self.report(), encoding="utf-8")
             for file in written:
@@ -300,7 +304,7 @@ class Result:
         error = (gap / self.pair.grid.steps(gap)).norm(dim=1)
         home = round_trip(self.transform, self.inverse, self.fixed, self.fixed.scaled > BACKGROUND)
         return {
-            "folds": int(count_folds(back, grid)),
+            "folds": _count_folds(certify(back, grid), back, grid),
             "error_voxels": {"mean": float(error.mean()), "max": float(error.max())},
             "round_trip_mm": {"mean": float(home.mean()), "max": float(home.max())},
         }
@@ -318,3 +322,8 @@ class Result:
             }
             for i, label in enumerate(after.labels)
         ]
+
+
+def _count_folds(certificate: Certificate, phi: torch.Tensor, grid: Grid) -> int:
+    """By the strict test, whose determinants the certificate has too."""
+    return 0 if certificate.smallest > 0 else int(count_folds(phi, grid))

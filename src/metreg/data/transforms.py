@@ -204,8 +204,8 @@ def write_transform(path: Path, transform: Transform) -> None:
             kind, fixed, parameters = _itk_affine(part) if isinstance(part, Affine) else _itk_field(part)
             group.create_dataset(f"{number}/TransformType", data=[f"{kind}_double_{dim}_{dim}"], dtype=text)
             group.create_dataset(f"{number}/TransformFixedParameters", data=fixed)
-            packing = {"compression": "gzip", "shuffle": True} if parameters.size > 100 else {}
-            group.create_dataset(f"{number}/TransformParameters", data=parameters, **packing)
+            quickly = {"compression": "gzip", "compression_opts": 1, "shuffle": True} if parameters.size > 100 else {}
+            group.create_dataset(f"{number}/TransformParameters", data=parameters, **quickly)
 
 
 def read_transform(path: str | Path) -> Transform:

@@ -20,8 +20,8 @@ from metreg.solve.timesteps import TimeSteps
 
 MEMORY = 10
 """Steps that are remembered."""
-CHUNKS = 64
-"""Parts in which long sums are done: rows of a matrix product that all cores have a share in."""
+CHUNKS = 1024
+"""Parts in which long sums are done: small matrix products, enough of them for all cores of a GPU."""
 DECREASE = 1e-4
 """The share of the decrease that the slope promises which a step must keep."""
 FIRST_MOVE = 0.5
