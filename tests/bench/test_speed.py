@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 from typer.testing import CliRunner
 
-from metreg.bench.iteration import Case, Iteration
+from metreg.bench.iteration import Case, Iteration, bench_protocol
 from metreg.cli import app
+from metreg.config import make_settings
 from metreg.kernels import is_compiled, plain_torch
 
 
@@ -40,6 +41,12 @@ def test_one_iteration(tmp_path: Path) -> None:
     assert "--overwrite" in str(again.exception)
     even = CliRunner().invoke(app, ["bench", "pair", "--window", "4"])
     assert "--window: must be odd" in str(even.exception)
+
+
+def test_the_protocol_of_a_pair() -> None:
+    few = make_settings("paper2d", changes={"solve.iterations": [2], "solve.local_iterations": [3]})
+    found = bench_protocol(Case(shape=(16, 14), map_factor=0.5), few, torch.device("cpu"), repeats=2)
+    assert found["iterations"] == [2, 3] and 0 < found["seconds"]["median"] < 60
 
 
 def test_a_training(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from metreg.config import FlowSettings, MetricSettings, SimilaritySettings, SolveSettings
+from metreg.config import FlowSettings, MetricSettings, Settings, SimilaritySettings, SolveSettings
 from metreg.energy import Objective, Scene
 from metreg.flow.stationary import flow
 from metreg.grid import Grid
@@ -20,6 +20,7 @@ from metreg.kernels.replay import Replay
 from metreg.metric.simplex import to_simplex
 from metreg.similarity import Similarity
 from metreg.solve.multiscale import map_grid_of
+from metreg.solve.optimise import minimise
 from metreg.solve.register import make_metric
 
 COPY_BYTES = 2**28
@@ -52,7 +53,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds: median and quartiles of repeated runs."""
+    """Median and quartiles of repeated runs, milliseconds unless told otherwise."""
 
     median: float
     low: float
@@ -144,6 +145,27 @@ def measure(work: Callable[[], None], device: torch.device, repeats: int, *, rec
             again()
             found.append(1000 * (time.perf_counter() - begin))
     return Timing.of(found)
+
+
+def bench_protocol(case: Case, settings: Settings, device: torch.device, *, repeats: int) -> dict[str, Any]:
+    """Seconds of all iterations that a paper's preset spends on a pair: with the global metric, then with a local one."""
+    iteration, solve = Iteration(case, device), settings.solve
+    objective = Objective(Similarity(settings.similarity), settings.flow, solve)
+    assert solve.local_iterations is not None
+    passes = ((None, solve.iterations[0]), (iteration.w.detach(), solve.local_iterations[0]))
+    seconds = []
+    for _ in range(repeats + 1):
+        m = torch.zeros_like(iteration.p)
+        begin = time.perf_counter()
+        for weights, count in passes:
+            metric = make_metric(iteration.map_grid, settings.metric, like=m, weights=weights)
+            problem = objective.of(metric, iteration.scene)
+            m = minimise(problem, m, solve, iterations=count, on_iteration=lambda *of: None)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - begin)
+    found = Timing.of(seconds[1:])  # in the first, kernels are made ready
+    return {"preset": settings.preset, "iterations": [count for _, count in passes], "seconds": asdict(found)}
 
 
 def copy_bandwidth(device: torch.device, repeats: int) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from metreg.bench.iteration import Case, Iteration, bench_iteration, copy_bandwidth, measure, smooth_noise
+from metreg.bench.iteration import Case, Iteration, bench_iteration, bench_protocol, copy_bandwidth, measure, smooth_noise
 from metreg.checks import MetregError
 from metreg.config import changed, make_settings
 from metreg.grid import Grid
@@ -45,6 +45,10 @@ def bench_pair(
         rate = result["least_bytes"] / (result["whole"]["median"] / 1000)
         result["share_of_copy_bandwidth"] = round(rate / found["copy_bytes_per_second"], 3)
         found["iterations"][name] = result
+    if device.type == "cuda":
+        tell("all iterations of the paper's protocol")
+        settings = make_settings(f"paper{len(case.shape)}d")
+        found["protocol"] = bench_protocol(case, settings, device, repeats=5)
     found["growth"] = {}
     cubes = [replace(case, shape=(n,) * len(case.shape)) for n in sizes]
     rows = {"voxels": cubes} if cubes else {}
@@ -75,6 +79,14 @@ def pair_tables(found: dict[str, Any]) -> str:
         plain = [f"{result['plain']['median']:.1f}", f"{result['plain_over_fast']}"] if "plain" in result else ["", ""]
         rest = [f"{result['share_of_copy_bandwidth']:.2f}", str(result.get("peak_memory_mib", ""))]
         lines.append("| " + " | ".join([name, *medians, *plain, *rest]) + " |")
+    if "protocol" in found:
+        first, then = found["protocol"]["iterations"]
+        seconds = found["protocol"]["seconds"]["median"]
+        lines += [
+            "",
+            f"The paper's protocol for a pair, {first} iterations with the global metric and {then} with a local one: ",
+        ]
+        lines[-1] += f"{seconds:.2f} s."
     for what, rows in found["growth"].items():
         lines += ["", f"| {what} | " + " | ".join(str(row[what]) for row in rows) + " |", "|---" * (len(rows) + 1) + "|"]
         lines.append("| ms | " + " | ".join(f"{row['median']:.2f}" for row in rows) + " |")

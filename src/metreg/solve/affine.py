@@ -80,9 +80,8 @@ def align(
     dim = fixed.dim
     if settings.kind == "none":
         return np.eye(dim + 1)
-    source, target = _prepare(moving, moving_mask), _prepare(fixed, fixed_mask)
+    source, target = _prepare(moving, moving_mask, device), _prepare(fixed, fixed_mask, device)
     centre_moving, centre_fixed = _centre_of_mass(*source, moving), _centre_of_mass(*target, fixed)
-    source, target = ((values.to(device), mask.to(device)) for values, mask in (source, target))
     radius = float(np.linalg.norm(voxel_size(fixed.affine) * fixed.shape)) / 4
     similarity = mutual_information if settings.similarity == "mi" else ncc
     best = torch.zeros(dim * dim + dim, dtype=torch.float64)
@@ -102,18 +101,18 @@ def align(
     return whole
 
 
-def _prepare(image: Image, mask: Image | None) -> tuple[Tensor, Tensor]:
+def _prepare(image: Image, mask: Image | None, device: torch.device) -> tuple[Tensor, Tensor]:
     """Standardised values and mask, (1, 1, *S) each."""
-    values = torch.from_numpy(image.scaled_in(mask))[None, None]
-    known = torch.ones_like(values) if mask is None else torch.from_numpy(mask.values)[None, None]
+    values = torch.from_numpy(image.scaled_in(mask)).to(device)[None, None]
+    known = torch.ones_like(values) if mask is None else torch.from_numpy(mask.values).to(device)[None, None]
     return values, known
 
 
 def _centre_of_mass(values: Tensor, mask: Tensor, image: Image) -> Array:
-    mass = (values * mask)[0, 0].double().numpy()
-    axes = range(mass.ndim)
-    along = [mass.sum(tuple(other for other in axes if other != axis)) for axis in axes]
-    index = [float(profile @ np.arange(len(profile)) / profile.sum()) for profile in along]
+    mass = (values * mask)[0, 0]
+    axes = range(mass.dim())
+    profiles = [mass.sum([other for other in axes if other != axis], dtype=torch.float64).cpu().numpy() for axis in axes]
+    index = [float(profile @ np.arange(len(profile)) / profile.sum()) for profile in profiles]
     return transform_points(image.affine, np.array([index]))[0]
 
 
