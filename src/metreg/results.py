@@ -185,8 +185,8 @@ class Result:
             ]
             if self.warped_labels is not None:
                 written.append(pool.submit(nib.save, self.warped_labels, out / "warped_labels.nii.gz"))
-            write_transform(out / "moving_to_fixed.h5", self.transform)
-            write_transform(out / "fixed_to_moving.h5", self.inverse)
+            for name, transform in (("moving_to_fixed.h5", self.transform), ("fixed_to_moving.h5", self.inverse)):
+                written.append(pool.submit(write_transform, out / name, transform))
             write_momentum(out / "momentum.safetensors", self.registration, self.affine, self.settings, planes)
             (out / "settings.toml").write_text(self.settings.to_toml(), encoding="utf-8")
             for work in measured:

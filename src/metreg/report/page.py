@@ -5,13 +5,20 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from metreg.grid import Array
 from metreg.report.tables import Table
+
+DPI = 110
+"""Of figures."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +57,16 @@ def render(
     versions: dict[str, str] | None = None,
 ) -> str:
     """The page as text: figures and scripts embedded, nothing fetched."""
-    shown = [
-        {
-            "title": section.title,
-            "anchor": f"section-{number}",
-            "note": section.note,
-            "parts": [_part(part, section.title) for part in section.parts],
-        }
-        for number, section in enumerate(sections, start=1)
-    ]
+    with ThreadPoolExecutor() as pool:
+        shown = [
+            {
+                "title": section.title,
+                "anchor": f"section-{number}",
+                "note": section.note,
+                "parts": [_part(part, section.title, pool) for part in section.parts],
+            }
+            for number, section in enumerate(sections, start=1)
+        ]
     return template("page.html").render(
         title=title,
         summary=summary,
@@ -78,23 +86,43 @@ def template(name: str) -> Any:
     return environment.from_string(files("metreg.report").joinpath(name).read_text(encoding="utf-8"))
 
 
-def _part(part: Figure | Table | Html, title: str) -> dict[str, Any]:
+def _part(part: Figure | Table | Html, title: str, pool: ThreadPoolExecutor) -> dict[str, Any]:
+    """As the template wants it. Figures are packed while others are drawn."""
     if isinstance(part, Html):
         return {"html": part.text}
     if isinstance(part, Table):
         return {"table": part}
-    return {"src": data_uri(png(part), "image/png"), "alt": part.get_label() or title}
+    return {"picture": pool.submit(_source, _draw(part)), "alt": part.get_label() or title}
 
 
 def data_uri(content: bytes, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def png(figure: Figure, dpi: int = 110) -> bytes:
+def _source(pixels: Array) -> str:
+    return data_uri(_packed(pixels), "image/png")
+
+
+def png(figure: Figure) -> bytes:
+    return _packed(_draw(figure))
+
+
+def _draw(figure: Figure) -> Array:
+    """Pixels (rows, columns, 3)."""
+    canvas = FigureCanvasAgg(figure)
+    figure.set_dpi(DPI)
     if (layout := figure.get_layout_engine()) is not None:  # else the figure would be drawn once for its layout alone
-        figure.set_dpi(dpi)
         layout.execute(figure)
         figure.set_layout_engine(None)
+    canvas.draw()  # type: ignore[no-untyped-call]
+    pixels: Array = np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]
+    return np.ascontiguousarray(pixels[..., :3])
+
+
+def _packed(pixels: Array) -> bytes:
+    """As a PNG file."""
+    from PIL import Image
+
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi, pil_kwargs={"compress_level": 1})
+    Image.fromarray(pixels).save(buffer, format="png", compress_level=1, dpi=(DPI, DPI))
     return buffer.getvalue()

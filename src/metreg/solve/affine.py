@@ -153,9 +153,9 @@ class _Cost:
         matrix = _matrix(p, len(self.matrix), self.radius, rigid)
         self.matrix.copy_(matrix.detach())
         self.again()
-        value, *_ = found = self.found.cpu()
-        (slope,) = torch.autograd.grad(matrix, p, found[1:].view_as(matrix))
-        return float(value), slope
+        found = self.found.cpu()
+        (slope,) = torch.autograd.grad((matrix * found[1:].view_as(matrix)).sum(), p)  # given forces, torch imports sympy
+        return float(found[0]), slope
 
     def _compare(self) -> None:
         value, slope = self.level.compare(self.matrix.clone(), self.similarity)
