@@ -31,7 +31,7 @@ class Sharp(torch.autograd.Function):
         m, w = m.contiguous(), w.contiguous()
         smooth = _smooth(m, w, tau, matrices)
         v, parts = torch.empty_like(m), m.new_empty(len(m), triton.cdiv(m[0, 0].numel(), BLOCK))
-        _launch(_sum_up, m, len(matrices[0]), w, tau, smooth, v, m, parts, BACK=False)
+        _launch(_sum_up, m, len(matrices[0]), w, tau, smooth, m, v, parts)
         wants_w = ctx.needs_input_grad[1]  # type: ignore[attr-defined]
         ctx.save_for_backward(m, v, w, tau, smooth if wants_w else None, *matrices)  # type: ignore[arg-type]
         ctx.set_materialize_grads(False)
@@ -44,14 +44,14 @@ class Sharp(torch.autograd.Function):
         m, v, w, tau, smooth, *matrices = ctx.saved_tensors  # type: ignore[attr-defined]
         p = torch.zeros_like(m) if p is None else p.contiguous()
         q = m.new_zeros(len(m)) if q is None else q.contiguous()
-        count = len(matrices[0])
-        p_smooth, m_grad = _smooth(p, w, tau, matrices, m, q), torch.empty_like(m)
-        _launch(_sum_up, m, count, w, tau, p_smooth, m_grad, v, q, BACK=True)
-        if smooth is None:
-            return m_grad, None, None, None
-        w_grad = m.new_empty(len(m), count, *m.shape[2:])
-        _launch(_by_weights, m, count, w, tau, m, p, q, smooth, p_smooth, w_grad)
-        return m_grad, w_grad if w.dim() > 1 else w_grad.flatten(2).sum((0, 2)), None, None
+        count, m_grad = len(matrices[0]), torch.empty_like(m)
+        p_smooth = _smooth(p, w, tau, matrices, m, q)
+        w_grad = None if smooth is None else m.new_empty(len(m), count, *m.shape[2:])
+        kept = (p_smooth, m) if smooth is None else (smooth, w_grad)  # whatever, where it is not looked at
+        _launch(_pull_back, m, count, w, tau, m, v, p, q, p_smooth, *kept, m_grad, BY_W=w_grad is not None)
+        if w_grad is not None and w.dim() == 1:
+            w_grad = w_grad.flatten(2).sum((0, 2))
+        return m_grad, w_grad, None, None
 
 
 def _smooth(m: Tensor, w: Tensor, tau: Tensor | None, matrices: Sequence[Tensor], *more: Tensor) -> Tensor:
@@ -130,9 +130,9 @@ def _weighted(
 @triton.jit
 def _sum_up(
     f,
+    m,
     v,
-    other,
-    q,
+    products,
     w,
     tau,
     size,
@@ -141,40 +141,34 @@ def _sum_up(
     LOCAL: tl.constexpr,
     WINDOWED: tl.constexpr,
     BLOCK: tl.constexpr,
-    BACK: tl.constexpr,
 ):
-    """v (B, C, *S) = tau sum_i sqrt(w_i) f_i of f (B, N, C, *S).
-
-    On the way back q other is added, q (B,); else q (B, programs) is filled with sums of v other.
-    """
+    """v (B, C, *S) = tau sum_i sqrt(w_i) f_i of f (B, N, C, *S), and sums of m v, (B, programs)."""
     at, inside, pair = _points(size, BLOCK)
     window = tl.load(tau + at, mask=inside, other=0.0) if WINDOWED else 1.0
     weights = ()
     for i in tl.static_range(N):
         weights += (window * _root(w, i, pair, at, size, inside, N, LOCAL),)  # type: ignore[assignment]
-    products = tl.zeros((BLOCK,), tl.float32)
+    product = tl.zeros((BLOCK,), tl.float32)
     for c in tl.static_range(C):
         here = (pair * C + c) * size + at
-        beside = tl.load(other + here, mask=inside, other=0.0)
         total = tl.zeros((BLOCK,), tl.float32)
         for i in tl.static_range(N):
             total += weights[i] * tl.load(f + ((pair * N + i) * C + c) * size + at, mask=inside, other=0.0)
-        if BACK:
-            total += tl.load(q + pair) * beside
-        products += total * beside
+        product += total * tl.load(m + here, mask=inside, other=0.0)
         tl.store(v + here, total, mask=inside)
-    if not BACK:
-        tl.store(q + pair * tl.num_programs(0) + tl.program_id(0), tl.sum(products, axis=0))
+    tl.store(products + pair * tl.num_programs(0) + tl.program_id(0), tl.sum(product, axis=0))
 
 
 @triton.jit
-def _by_weights(
+def _pull_back(
     m,
+    v,
     p,
     q,
-    smooth,
     p_smooth,
-    out,
+    smooth,
+    w_grad,
+    m_grad,
     w,
     tau,
     size,
@@ -183,19 +177,34 @@ def _by_weights(
     LOCAL: tl.constexpr,
     WINDOWED: tl.constexpr,
     BLOCK: tl.constexpr,
+    BY_W: tl.constexpr,
 ):
-    """out (B, N, *S) = tau sum_c ((p + q m) G_i(m) + m p_smooth_i) / (2 sqrt(w_i)), p_smooth_i being G_i(p + q m)."""
+    """m_grad (B, C, *S) = tau sum_i sqrt(w_i) p_smooth_i + q v, p_smooth_i being G_i(p + q m), (B, N, C, *S).
+
+    w_grad (B, N, *S) = tau sum_c ((p + q m) G_i(m) + m p_smooth_i) / (2 sqrt(w_i)), G_i(m) being `smooth`, (B, N, C, *S).
+    """
     at, inside, pair = _points(size, BLOCK)
+    window = tl.load(tau + at, mask=inside, other=0.0) if WINDOWED else 1.0
     factor = tl.load(q + pair)
+    momenta, forces, totals = (), (), ()
+    for c in tl.static_range(C):
+        here = (pair * C + c) * size + at
+        momentum = tl.load(m + here, mask=inside, other=0.0)
+        momenta += (momentum,)  # type: ignore[assignment]
+        forces += (tl.load(p + here, mask=inside, other=0.0) + factor * momentum,)  # type: ignore[assignment]
+        totals += (factor * tl.load(v + here, mask=inside, other=0.0),)  # type: ignore[assignment]
     for i in tl.static_range(N):
-        total = tl.zeros((BLOCK,), tl.float32)
+        root = _root(w, i, pair, at, size, inside, N, LOCAL)
+        by_w = tl.zeros((BLOCK,), tl.float32)
+        sums = ()
         for c in tl.static_range(C):
-            here, there = (pair * C + c) * size + at, ((pair * N + i) * C + c) * size + at
-            momentum = tl.load(m + here, mask=inside, other=0.0)
-            force = tl.load(p + here, mask=inside, other=0.0) + factor * momentum
-            total += force * tl.load(smooth + there, mask=inside, other=0.0)
-            total += momentum * tl.load(p_smooth + there, mask=inside, other=0.0)
-        total /= 2 * _root(w, i, pair, at, size, inside, N, LOCAL)
-        if WINDOWED:
-            total *= tl.load(tau + at, mask=inside, other=0.0)
-        tl.store(out + (pair * N + i) * size + at, total, mask=inside)
+            there = ((pair * N + i) * C + c) * size + at
+            value = tl.load(p_smooth + there, mask=inside, other=0.0)
+            sums += (totals[c] + window * root * value,)  # type: ignore[assignment]
+            if BY_W:
+                by_w += momenta[c] * value + forces[c] * tl.load(smooth + there, mask=inside, other=0.0)
+        totals = sums
+        if BY_W:
+            tl.store(w_grad + (pair * N + i) * size + at, window * by_w / (2 * root), mask=inside)
+    for c in tl.static_range(C):
+        tl.store(m_grad + (pair * C + c) * size + at, totals[c], mask=inside)
