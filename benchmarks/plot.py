@@ -20,7 +20,7 @@ WHAT = {"voxels": "voxels of an image", "batch": "pairs at once", "gaussians": "
 
 def draw(results: list[dict[str, Any]]) -> Figure:
     """One panel for each thing that is varied, medians with quartiles; dotted: in proportion to the largest."""
-    figure = Figure(figsize=(13, 3.6), layout="constrained")
+    figure = Figure(figsize=(14, 3.8), layout="constrained")
     for axis, (what, title) in zip(figure.subplots(1, len(WHAT), sharey=True), WHAT.items(), strict=True):
         for result, colour in zip(results, COLOURS, strict=False):
             rows = result["growth"][what]
@@ -29,14 +29,13 @@ def draw(results: list[dict[str, Any]]) -> Figure:
             axis.errorbar(x, y, spread, marker="o", color=colour, capsize=3, label=name_of(result))
             axis.plot(x, [y[-1] * each / x[-1] for each in x], color=colour, linestyle=":")
         axis.set(xscale="log", yscale="log", xlabel=title)
-        ticks = [row[what] for row in results[0]["growth"][what]]
+        ticks = sorted({row[what] for result in results for row in result["growth"][what]})
         axis.set_xticks(ticks, [f"{tick:g}" if tick < 1000 else f"{tick ** (1 / 3):.0f}³" for tick in ticks])
         axis.minorticks_off()
         axis.yaxis.set_major_formatter("{x:g}")
         axis.grid(color="0.9")
-    first = figure.axes[0]
-    first.set_ylabel("milliseconds for one iteration")
-    first.legend(loc="upper left")
+    figure.axes[0].set_ylabel("milliseconds for one iteration")
+    figure.axes[-1].legend(loc="lower right")
     return figure
 
 

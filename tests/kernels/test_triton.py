@@ -47,13 +47,13 @@ def test_every_kernel_compiles_for_a_gpu_though_there_may_be_none() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("large", [2**20, 0])
+@pytest.mark.parametrize("together", [2**20, 0])
 @pytest.mark.parametrize("shape", [(2, 3), (9, 17), (2, 3, 2), (5, 7, 6)])
 @pytest.mark.parametrize("scheme", list(ORDER))
-def test_transport(scheme: str, shape: tuple[int, ...], large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transport(scheme: str, shape: tuple[int, ...], together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from metreg.kernels import transport_gpu
 
-    monkeypatch.setattr(transport_gpu, "LARGE", large)
+    monkeypatch.setattr(transport_gpu, "TOGETHER", together)
     grid = Grid(shape, (0.2, 0.25, 0.3)[: len(shape)])
     f, v, p = (random_field(2, len(shape), *shape, seed=s) for s in (1, 2, 3))
     v = (0.2 * v).requires_grad_()

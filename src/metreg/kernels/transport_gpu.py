@@ -18,9 +18,8 @@ from metreg.kernels.early_gpu import early, wait
 STAGE, BACK = (2, 256, 4), (1, 256, 8)
 """Planes, points of each side by side in memory, and warps of a program of a kernel."""
 
-
-LARGE = 2**20
-"""Pairs whose maps have more numbers than this go one after the other: what stages hand on then stays in the cache."""
+TOGETHER = 2**21
+"""Pairs are carried together up to so many numbers in their maps: what stages hand on then stays in the cache."""
 
 
 def forward(f: Tensor, v: Tensor, factors: Sequence[float], steps: int, order: int) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -70,7 +69,7 @@ def _back(
 
 def _parts(f: Tensor) -> list[slice]:
     """Pairs that are carried together."""
-    together = len(f) if f[0].numel() <= LARGE else 1
+    together = max(1, TOGETHER // f[0].numel())
     return [slice(start, start + together) for start in range(0, len(f), together)]
 
 
