@@ -24,11 +24,11 @@ def check_field(name: str, f: Tensor, grid: Grid, *, channels: int | None = None
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device that `auto`, `cpu`, `cuda` or `cuda:N` stands for."""
+    """The torch device that `auto`, `cpu`, `cuda` or `cuda:N` stands for; a GPU by its number, for threads of their own."""
     import torch
 
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -39,4 +39,4 @@ def pick_device(name: str) -> torch.device:
         raise MetregError(
             f"device: '{name}' was asked for, but {torch.cuda.device_count()} CUDA devices are here; use --device cpu"
         )
-    return device
+    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device

@@ -50,7 +50,7 @@ def usual_metric(fixed: Any, settings: Settings, *, weights: bool = False) -> st
     usual = load_metric(metric_path(USUAL))
     if weights or settings.preset != usual.used["preset"] or not _has_no_others(settings, usual):
         return GLOBAL
-    extent = open_image(fixed, "fixed image").extent_mm
+    extent = open_image(fixed, "fixed image", unpacked=False).extent_mm
     return USUAL if len(extent) == 3 and max(extent) >= HEAD_MM else GLOBAL
 
 

@@ -10,10 +10,10 @@ import resource
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import torch
@@ -78,8 +78,6 @@ def register(
         metric = usual_metric(fixed, settings, weights=weights is not None)
     command = _command(moving, fixed, {"metric": metric, **given})
     on_device = pick_device(device)
-    waking = Thread(target=_wake, args=(on_device,))
-    waking.start()
     _forget_peak_memory(on_device)
     learned = open_metric(metric)
     if learned is not None:
@@ -92,13 +90,13 @@ def register(
     names = read_label_names(label_names)
 
     files = {"moving image": moving, "fixed image": fixed, "moving mask": moving_mask, "fixed mask": fixed_mask}
-    images = _read({**files, "moving labels": moving_labels, "fixed labels": fixed_labels})
-    source, target = images["moving image"], images["fixed image"]
-    source_mask, target_mask = images.get("moving mask"), images.get("fixed mask")
-    local = None if weights is None else match_planes(read_weights(weights, source, len(settings.metric.sigma)), source)
     with ThreadPoolExecutor() as pool:
+        pool.submit(_wake, on_device)
+        images = _read({**files, "moving labels": moving_labels, "fixed labels": fixed_labels}, pool)
+        source, target = images["moving image"], images["fixed image"]
+        source_mask, target_mask = images.get("moving mask"), images.get("fixed mask")
         list(pool.map(hint_at_skull, (source, target), (source_mask, target_mask), ("moving image", "fixed image")))
-    waking.join()
+    local = None if weights is None else match_planes(read_weights(weights, source, len(settings.metric.sigma)), source)
     clock.lap("read")
 
     affine = alignment
@@ -152,13 +150,12 @@ def register(
     )
 
 
-def _read(files: Mapping[str, Any]) -> dict[str, Image]:
+def _read(files: Mapping[str, Any], pool: Executor) -> dict[str, Image]:
     """By role, what was given: unpacked side by side, then checked in the order given."""
     given = {role: file for role, file in files.items() if file is not None}
     if "fixed labels" in given and "moving labels" not in given:
         raise MetregError("fixed labels: they measure overlap with moving labels; give those too")
-    with ThreadPoolExecutor() as pool:
-        opened = {role: pool.submit(open_image, file, role) for role, file in given.items()}
+    opened = {role: pool.submit(open_image, file, role) for role, file in given.items()}
     found = {role: opened.pop(role).result() for role in given}
     source, target = (read_image(found[role], role) for role in ("moving image", "fixed image"))
     if source.dim != target.dim:
@@ -186,9 +183,9 @@ def _wake(device: torch.device) -> None:
     """The first use of a device and of libraries takes a while, in which files can be read."""
     with suppress(RuntimeError, ImportError):  # what is wrong with them is said where they are used
         like = torch.zeros(1, device=device)
-        import scipy.optimize  # noqa: F401
-
         load_kernels(like)
+        for name in ("scipy.optimize", "metreg.report.pair"):
+            import_module(name)
 
 
 def predict_weights(learned: MetricFile, pair: Pair, settings: Settings, *, mean: bool = False) -> Tensor | WeightsOf:

@@ -35,7 +35,6 @@ from metreg.flow.maps import Certificate, certify, compose, count_folds
 from metreg.grid import Array, Grid, voxel_size
 from metreg.interpolate import upsample
 from metreg.report.layers import image_layers, label_layer, metric_layers, shown_range
-from metreg.report.pair import pair_page
 from metreg.report.planes import Plane, pair_planes
 from metreg.report.viewer import Layer
 from metreg.solve.momentum import write_momentum
@@ -230,6 +229,8 @@ class Result:
 
     def report(self, *, viewer: bool = True) -> str:
         """What `report.html` holds; without the `viewer` it is small."""
+        from metreg.report.pair import pair_page
+
         return pair_page(self, viewer=viewer)
 
     @cached_property

@@ -9,6 +9,7 @@ import SimpleITK as sitk
 
 from conftest import centred, picture
 from metreg.checks import MetregError
+from metreg.data.formats import open_image
 from metreg.data.io import match_planes, read_image, read_labels, read_mask, read_weights, to_nibabel, write_image
 from metreg.data.points import read_points
 from metreg.grid import transform_points
@@ -106,6 +107,14 @@ def test_a_single_slice_is_2d_and_finds_its_way_back(axis: int, tmp_path: Path) 
     again = nib.load(tmp_path / "again.nii.gz")
     np.testing.assert_allclose(again.affine, affine, atol=1e-5)
     np.testing.assert_array_equal(np.asarray(again.dataobj), values)
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 6), (4, 1, 6), (4, 5)])
+def test_a_header_alone_says_how_far_an_image_reaches(shape: tuple[int, ...], tmp_path: Path) -> None:
+    nib.save(nib.Nifti1Image(np.ones(shape, np.float32), np.diag([2.0, 3.0, 4.0, 1.0])), tmp_path / "a.nii.gz")
+    whole, header = (open_image(tmp_path / "a.nii.gz", "image", unpacked=unpacked) for unpacked in (True, False))
+    assert header.extent_mm == whole.extent_mm and header.shape == whole.shape
+    assert np.array_equal(header.affine, whole.affine) and not header.values.any()
 
 
 def test_what_is_written_keeps_the_header_of_its_model(tmp_path: Path) -> None:

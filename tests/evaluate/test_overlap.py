@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from metreg.evaluate.displacement import displacement_error
-from metreg.evaluate.overlap import common_labels, labels_in, overlap
+from metreg.evaluate.overlap import common_labels, labels_in, overlap, ranks
 from metreg.grid import Grid
 
 
@@ -23,6 +23,19 @@ def test_overlap_by_hand() -> None:
 def test_a_label_that_warping_lost_counts_as_zero() -> None:
     found = overlap(np.zeros((2, 2), dtype=int), np.array([[3, 3], [0, 0]]), np.array([3]))
     assert found.target_overlap == (0.0,)
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int8", "int32", "float64"])
+@pytest.mark.parametrize("labels", [[1, 4], [0, 4, 127], [127], []])
+def test_ranks_are_found_for_values_of_every_kind(labels: list[int], kind: str) -> None:
+    values = np.array([0, 1, 2, 4, 126, 127, *([] if kind == "uint8" else [-1, -5])]).astype(kind)
+    expected = [labels.index(value) if value in labels else len(labels) for value in values.tolist()]
+    assert ranks(values, np.array(labels, dtype=int)).tolist() == expected
+
+
+def test_there_may_be_very_many_labels() -> None:
+    many = np.arange(60_000)
+    assert overlap(many, many, many[1:]).means() == {"target_overlap": 1.0, "dice": 1.0}
 
 
 @pytest.mark.parametrize("values", [[3, 0, 3, 7], [-2, 5, 0], [2**25, 1], [], [1.0, 0.0]])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import nibabel as nib
 import numpy as np
 import pytest
 
+from metreg.evaluate.overlap import Overlap
 from metreg.report.planes import cuts, middle_of
-from metreg.report.plots import panel
+from metreg.report.plots import overlap_bars, panel
 
 SHAPE = (20, 24, 16)
 TURN = np.array([[0.94, -0.34, 0.0], [0.34, 0.94, 0.0], [0.0, 0.0, 1.0]])
@@ -107,3 +110,19 @@ def test_the_figure_of_a_result_shows_left_on_the_labelled_side(name: str) -> No
     letters = {text.get_text(): text.get_position()[0] for text in axes[0].texts}
     columns = np.nonzero(np.asarray(shown) > 0.9)[1]
     assert letters["L"] > 0.5 and columns.mean() > shown.shape[1] / 2
+
+
+@pytest.mark.parametrize("name", ["", "n" * 300])
+def test_bars_have_room_for_names(name: str) -> None:
+    found = Overlap((1, 2), (0.4, 0.6), (0.5, 0.7))
+    shown = SimpleNamespace(overlaps={"before": found, "after": found}, label_names={2: name})
+    axis = overlap_bars(shown).axes[0]  # type: ignore[arg-type]
+    assert 0 < axis.get_position().x0 < 0.5 and len(axis.get_yticklabels()) == 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_middle_is_a_median(seed: int) -> None:
+    seen = np.random.default_rng(seed).random((5, 7, 6)) < 0.3
+    below = [np.sort(where)[(len(where) - 1) // 2] for where in np.nonzero(seen)]
+    assert middle_of(seen) == tuple(below)
+    assert middle_of(np.zeros((4, 6), dtype=bool)) == (2, 3)

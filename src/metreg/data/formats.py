@@ -60,14 +60,17 @@ class Image:
         return replace(self, values=values)
 
 
-def open_image(source: Any, role: str) -> Image:
-    """Any image, 2-D or 3-D, with no word yet on its values; a (*S, N) one only for the role `weights`."""
+def open_image(source: Any, role: str, *, unpacked: bool = True) -> Image:
+    """Any image, 2-D or 3-D, with no word yet on its values; a (*S, N) one only for the role `weights`.
+
+    Those of a NIfTI file that is not `unpacked` are zeros: what its header says is quickly read.
+    """
     import nibabel as nib
 
     if isinstance(source, Image):
         return source
     if isinstance(source, (str, Path)):
-        return _open_file(Path(source), role)
+        return _open_file(Path(source), role, unpacked)
     if isinstance(source, nib.spatialimages.SpatialImage):
         name = source.get_filename() or f"the {role} given"
         return _from_nibabel(source, role, str(name))
@@ -77,7 +80,7 @@ def open_image(source: Any, role: str) -> Image:
     raise MetregError(f"{role}: wanted a path, a nibabel image or (array, affine), got {type(source).__name__}")
 
 
-def _open_file(path: Path, role: str) -> Image:
+def _open_file(path: Path, role: str, unpacked: bool) -> Image:
     import nibabel as nib
 
     if not path.exists():
@@ -89,15 +92,16 @@ def _open_file(path: Path, role: str) -> Image:
     )
     if path.name.lower().endswith(NIFTI_ENDINGS):
         try:
-            return _from_nibabel(nib.load(path), role, str(path))
+            return _from_nibabel(nib.load(path), role, str(path), unpacked)
         except unreadable as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise MetregError(f"{role}: not a readable NIfTI image ({reason}): {path}") from None
     return _from_itk(path, role)
 
 
-def _from_nibabel(image: Any, role: str, name: str) -> Image:
-    values, header = np.asanyarray(image.dataobj), None
+def _from_nibabel(image: Any, role: str, name: str, unpacked: bool = True) -> Image:
+    values = np.asanyarray(image.dataobj) if unpacked else np.broadcast_to(np.zeros((), np.uint8), image.shape)
+    header = None
     if hasattr(image.header, "get_xyzt_units"):
         header = image.header
         return _place(values, _nifti_affine(header, role, name), role, name, header)

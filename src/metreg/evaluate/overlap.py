@@ -38,10 +38,9 @@ class Overlap:
 def overlap(warped: Array, target: Array, labels: Array) -> Overlap:
     """Overlap of each of `labels`, those that both label images have before any warping (`common_labels`)."""
     order = np.sort(labels)
-    kinds = len(order) + 1
     a, b = (ranks(side.ravel(), order) for side in (warped, target))
-    met = np.bincount(kinds * a + b, minlength=kinds**2).reshape(kinds, kinds)  # how often which label met which
-    rows = [(met[i, i], met[i].sum(), met[:, i].sum()) for i in np.searchsorted(order, labels)]
+    count_a, count_b, both = (np.bincount(side, minlength=len(order) + 1) for side in (a, b, a[a == b]))
+    rows = [(both[i], count_a[i], count_b[i]) for i in np.searchsorted(order, labels)]
     return Overlap(
         labels=tuple(int(label) for label in labels),
         target_overlap=tuple(float(n / target) for n, _, target in rows),
@@ -67,8 +66,7 @@ def ranks(values: Array, labels: Array) -> Array:
     count = len(labels)
     if count and values.dtype.kind in "iu" and labels[0] >= 0 and labels[-1] < MOST_LISTED:
         if labels[0] == 0:
-            values = np.maximum(values, -1) + 1
-            labels = labels + 1
+            values, labels = np.maximum(values.astype(np.int64), -1) + 1, labels.astype(np.int64) + 1
         table = np.full(int(labels[-1]) + 2, count, dtype=np.int32)
         table[labels] = np.arange(count)
         return table.take(values, mode="clip")  # no label is 0, which is where what is less goes

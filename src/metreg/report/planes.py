@@ -106,7 +106,7 @@ def middle_of(seen: Array) -> tuple[int, ...]:
         return tuple(n // 2 for n in seen.shape)
     axes = range(seen.ndim)
     along = [np.count_nonzero(seen, axis=tuple(other for other in axes if other != axis)).cumsum() for axis in axes]
-    return tuple(int(np.searchsorted(count, count[-1] / 2)) for count in along)  # the median
+    return tuple(int(np.searchsorted(count, count[-1] / 2)) for count in along)  # the lower median
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,8 +16,8 @@ from metreg.report.planes import Cut, Plane, Shown
 BLUE, RED, GREEN, PINK, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 COLOURS = (BLUE, RED, GREEN, PINK, ORANGE, SKY)
 """Told apart by colour-blind readers too."""
-LETTER = 0.06
-"""Inches that a letter of a label's name takes."""
+LETTER, LETTERS = 0.07, 36
+"""Inches that a letter of a label's name takes, and the most that are shown of one."""
 
 
 class Registered(Shown, Protocol):
@@ -53,7 +53,7 @@ def panel(result: Shown) -> Figure:
             figure.colorbar(shown, ax=axes[5], shrink=0.85, label="mm")
         for axis in axes:
             mark_sides(axis, plane.cut)
-        axes[0].set_ylabel(plane.cut.name)
+        name_row(axes[0], plane.cut.name)
     for axis, title in zip(grid[0], titles, strict=True):
         axis.set_title(title)
     return figure
@@ -75,7 +75,7 @@ def metric_maps(result: Shown, titles: Sequence[str] = ()) -> Figure:
             if row == 0:
                 unit = "mm" if i == 0 else "weight"
                 figure.colorbar(shown, ax=grid[:, i], shrink=0.6, location="bottom", ticks=MaxNLocator(3), label=unit)
-        axes[0].set_ylabel(plane.cut.name)
+        name_row(axes[0], plane.cut.name)
     for axis, title in zip(
         grid[0], ["sigma(x) in mm", *(titles or [f"weight {i}" for i in range(1, columns)])], strict=True
     ):
@@ -115,7 +115,7 @@ def overlap_bars(result: Registered, column: int = 45) -> Figure:
     parts = np.array_split(order, max(1, -(-len(order) // column)))
     width, height = max(9, 5.4 * len(parts)), 0.9 + 0.17 * len(parts[0])
     figure = Figure(figsize=(width, height))
-    names_of = [[result.label_names.get(after.labels[i]) or str(after.labels[i]) for i in part] for part in parts]
+    names_of = [[_short(result.label_names.get(after.labels[i]) or str(after.labels[i])) for i in part] for part in parts]
     beside = 0.3 + LETTER * max(len(name) for names in names_of for name in names)  # inches, to the left of each column
     place = {"left": beside / width, "right": 1 - 0.15 / width, "bottom": 0.55 / height, "top": 1 - 0.1 / height}
     figure.subplots_adjust(**place, wspace=(beside + 0.1) / max(1.0, (width - beside) / len(parts) - beside))
@@ -131,6 +131,10 @@ def overlap_bars(result: Registered, column: int = 45) -> Figure:
         axis.set_axisbelow(True)
     axis.legend(loc="lower right")
     return figure
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LETTERS else f"{name[: LETTERS - 1]}…"
 
 
 def energy_curves(history: Sequence[tuple[int, dict[str, float]]], unit: str = "iteration") -> Figure:
@@ -165,7 +169,7 @@ def metric_panels(rows: dict[str, Plane], sigma: dict[str, Array], unit: str, *,
         for axis, (image, title) in zip(axes, images, strict=False):
             show_image(axis, image, plane)
             axis.set_title(title)
-        axes[0].set_ylabel(name)
+        name_row(axes[0], name)
         show_grid(axes[3], plane)
         axes[3].set_title("warped grid")
         shown = axes[4].imshow(sigma[name], cmap="viridis", vmin=low, vmax=high, aspect=plane.aspect)
@@ -175,7 +179,7 @@ def metric_panels(rows: dict[str, Plane], sigma: dict[str, Array], unit: str, *,
             shown = axes[5].imshow(truth, cmap="viridis", aspect=plane.aspect)
             axes[5].set_title("sigma(x), true (own scale)")
             figure.colorbar(shown, ax=axes[5], shrink=0.8, label=unit)
-    _without_ticks(grid.flat)
+    _without_axes(grid.flat)
     return figure
 
 
@@ -186,11 +190,11 @@ def weight_maps(rows: dict[str, Array], titles: Sequence[str]) -> Figure:
     for axes, (name, weights) in zip(grid, rows.items(), strict=True):
         for axis, weight in zip(axes, weights, strict=True):
             shown = axis.imshow(weight, cmap="viridis", vmin=0, vmax=1)
-        axes[0].set_ylabel(name)
+        name_row(axes[0], name)
     for axis, title in zip(grid[0], titles, strict=True):
         axis.set_title(title)
     figure.colorbar(shown, ax=grid, shrink=0.6, label="weight")
-    _without_ticks(grid.flat)
+    _without_axes(grid.flat)
     return figure
 
 
@@ -225,11 +229,16 @@ def _figure(planes: Sequence[Plane], columns: int) -> tuple[Figure, Array]:
     width = 15 / max(columns, 4)
     figure = Figure(figsize=(width * columns, 0.9 * width * sum(heights) + 0.5), layout="constrained")
     grid = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights)
-    _without_ticks(grid.flat)
+    _without_axes(grid.flat)
     return figure, grid
 
 
-def _without_ticks(axes: Iterable[Any]) -> None:
+def name_row(axis: Any, name: str) -> None:
+    """To the left of a row of pictures."""
+    axis.text(-0.03, 0.5, name, transform=axis.transAxes, rotation=90, ha="right", va="center")
+
+
+def _without_axes(axes: Iterable[Any]) -> None:
+    """Pictures need none, and they take long to draw."""
     for axis in axes:
-        axis.set_xticks([])
-        axis.set_yticks([])
+        axis.set_axis_off()

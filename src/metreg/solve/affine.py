@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +13,8 @@ from torch import Tensor
 from metreg.config import AffineSettings
 from metreg.data.formats import Image
 from metreg.data.pair import content_length
-from metreg.grid import Array, Grid, transform_points, voxel_size, world_points
+from metreg.data.transforms import positions
+from metreg.grid import Array, Grid, transform_points, voxel_size
 from metreg.interpolate import covered, downsample, sample
 from metreg.kernels.replay import Replay
 from metreg.similarity.mi import mutual_information
@@ -33,11 +35,11 @@ class _Level:
     """Both images at one resolution. Points and matrices are in millimetres around the centres of mass."""
 
     target: Tensor
-    target_mask: Tensor
     points: Tensor
+    """Of the target, (D, P)."""
     source: Tensor
-    source_mask: Tensor | None
-    """None: known wherever the source is."""
+    masks: tuple[Tensor | None, Tensor | None]
+    """Of source and target; none: they are known wherever they are."""
     to_local: Tensor
     """Moving millimetres to local coordinates of the source's grid, (D, D+1)."""
     grid: Grid
@@ -50,11 +52,13 @@ class _Level:
         dim, turn = len(matrix), self.to_local[:, : len(matrix)]
         x = torch.addmm(turn @ matrix[:, dim:] + self.to_local[:, dim:], turn @ matrix[:, :dim], self.points).float()[None]
         warped = sample(self.source, x, self.grid, outside="zero")
-        if self.source_mask is None:
-            known = covered(x.detach(), self.grid)
+        of_source, of_target = self.masks
+        if of_source is None:
+            mask = covered(x.detach(), self.grid).to(warped)
         else:
-            known = sample(self.source_mask, x.detach(), self.grid, outside="zero")
-        mask = known * self.target_mask
+            mask = sample(of_source, x.detach(), self.grid, outside="zero")
+        if of_target is not None:
+            mask = mask * of_target
         overlap = mask.sum() / self.shareable
         unlike = similarity(warped, self.target, mask).sum()
         (slope,) = torch.autograd.grad(unlike, matrix)
@@ -101,15 +105,14 @@ def align(
     return whole
 
 
-def _prepare(image: Image, mask: Image | None, device: torch.device) -> tuple[Tensor, Tensor]:
+def _prepare(image: Image, mask: Image | None, device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Standardised values and mask, (1, 1, *S) each."""
     values = torch.from_numpy(image.scaled_in(mask)).to(device)[None, None]
-    known = torch.ones_like(values) if mask is None else torch.from_numpy(mask.values).to(device)[None, None]
-    return values, known
+    return values, None if mask is None else torch.from_numpy(mask.values).to(values)[None, None]
 
 
-def _centre_of_mass(values: Tensor, mask: Tensor, image: Image) -> Array:
-    mass = (values * mask)[0, 0]
+def _centre_of_mass(values: Tensor, mask: Tensor | None, image: Image) -> Array:
+    mass = (values if mask is None else values * mask)[0, 0]
     axes = range(mass.dim())
     profiles = [mass.sum([other for other in axes if other != axis], dtype=torch.float64).cpu().numpy() for axis in axes]
     index = [float(profile @ np.arange(len(profile)) / profile.sum()) for profile in profiles]
@@ -141,11 +144,16 @@ class _Cost:
     """What parameters cost at a level: the images are compared on their device, by one recorded piece of work."""
 
     def __init__(self, level: _Level, similarity: Similarity, radius: float) -> None:
-        self.level, self.similarity, self.radius = level, similarity, radius
+        self.radius = radius
         dim, device = len(level.points), level.points.device
-        self.matrix = torch.zeros(dim, dim + 1, dtype=torch.float64, device=device)
-        self.found = torch.zeros(1 + dim * (dim + 1), dtype=torch.float64, device=device)
-        self.again = Replay(self._compare, device)
+        self.matrix = matrix = torch.zeros(dim, dim + 1, dtype=torch.float64, device=device)
+        self.found = found = torch.zeros(1 + dim * (dim + 1), dtype=torch.float64, device=device)
+
+        def compare() -> None:
+            value, slope = level.compare(matrix.clone(), similarity)
+            found.copy_(torch.cat([value[None].double(), slope.flatten()]))
+
+        self.again = Replay(compare, device)
 
     def __call__(self, p: Tensor, *, rigid: bool) -> tuple[float, Tensor]:
         """The cost, and its derivative by the parameters."""
@@ -156,10 +164,6 @@ class _Cost:
         found = self.found.cpu()
         (slope,) = torch.autograd.grad((matrix * found[1:].view_as(matrix)).sum(), p)  # given forces, torch imports sympy
         return float(found[0]), slope
-
-    def _compare(self) -> None:
-        value, slope = self.level.compare(self.matrix.clone(), self.similarity)
-        self.found.copy_(torch.cat([value[None].double(), slope.flatten()]))
 
 
 def _descend(cost: _Cost, start: Tensor, iterations: int, *, rigid: bool, gain: float = FINE) -> Tensor:
@@ -177,8 +181,8 @@ def _descend(cost: _Cost, start: Tensor, iterations: int, *, rigid: bool, gain: 
 
 
 def _make_level(
-    source: tuple[Tensor, Tensor],
-    target: tuple[Tensor, Tensor],
+    source: tuple[Tensor, Tensor | None],
+    target: tuple[Tensor, Tensor | None],
     moving: Image,
     fixed: Image,
     resolution: float,
@@ -186,21 +190,28 @@ def _make_level(
     centre_fixed: Array,
 ) -> _Level:
     grid, fixed_grid = _grid_at(moving, resolution), _grid_at(fixed, resolution)
-    points = world_points(fixed_grid.shape, fixed_grid.affine) - centre_fixed
+    around = fixed_grid.affine.copy()
+    around[:-1, -1] -= centre_fixed
+    ((_, points),) = positions(around, fixed_grid.shape, source[0].device, at_a_time=math.prod(fixed_grid.shape))
     to_local = np.linalg.inv(grid.local_to_world())[:-1]
     to_local[:, -1] += to_local[:, :-1] @ centre_moving
-    source_mask, target_mask = downsample(source[1], grid), downsample(target[1], fixed_grid).flatten(2)
+    (of_source, there), (of_target, here) = _known(source[1], grid), _known(target[1], fixed_grid)
     voxel_ratio = abs(np.linalg.det(grid.affine) / np.linalg.det(fixed_grid.affine))
     return _Level(
         target=downsample(target[0], fixed_grid).flatten(2),
-        target_mask=target_mask,
-        points=torch.from_numpy(points.T.copy()).to(source_mask.device),
+        points=points.flatten(1),
         source=downsample(source[0], grid),
-        source_mask=None if bool((source_mask > 1 - 1e-6).all()) else source_mask,
-        to_local=torch.from_numpy(to_local).to(source_mask.device),
+        masks=(of_source, None if of_target is None else of_target.flatten(2)),
+        to_local=torch.from_numpy(to_local).to(points),
         grid=grid,
-        shareable=min(float(target_mask.sum()), float(source_mask.sum()) * voxel_ratio),
+        shareable=min(here, there * voxel_ratio),
     )
+
+
+def _known(mask: Tensor | None, grid: Grid) -> tuple[Tensor | None, float]:
+    """A mask at another resolution, and how many points it covers; none covers all."""
+    coarse = None if mask is None else downsample(mask, grid)
+    return coarse, math.prod(grid.shape) if coarse is None else float(coarse.sum())
 
 
 def _grid_at(image: Image, resolution: float) -> Grid:

@@ -20,8 +20,8 @@ from metreg.solve.timesteps import TimeSteps
 
 MEMORY = 10
 """Steps that are remembered."""
-CHUNKS = 1024
-"""Parts in which long sums are done: small matrix products, enough of them for all cores of a GPU."""
+CHUNKS = {"cpu": 64, "cuda": 1024}
+"""Parts in which long sums are done, matrix products that all cores have a share in."""
 DECREASE = 1e-4
 """The share of the decrease that the slope promises which a step must keep."""
 FIRST_MOVE = 0.5
@@ -52,7 +52,8 @@ class Lbfgs:
         self.energy.fill_(math.inf)
         self.refused, self.count = (torch.zeros(len(m), dtype=torch.long, device=m.device) for _ in range(2))
         self.pairs = torch.arange(len(m), device=m.device)
-        points = math.ceil(m[0].numel() / CHUNKS) * CHUNKS
+        self.chunks = CHUNKS[m.device.type]
+        points = math.ceil(m[0].numel() / self.chunks) * self.chunks
         slots = MEMORY + 1  # the last one is for steps that are not to be remembered
         self.memory = m.new_zeros(len(m), 2, slots, points)  # steps s, and by how much they changed the ascent, y
         self.fresh = m.new_zeros(len(m), 3, points)  # K s, K y of the newest step, and the gradient
@@ -121,8 +122,8 @@ class Lbfgs:
     def _products(self) -> Tensor:
         """Of all that is remembered with all that is fresh, (B, 2, slots, 3)."""
         batch, kinds, slots, points = self.memory.shape
-        left = self.memory.view(batch, kinds * slots, CHUNKS, points // CHUNKS).transpose(1, 2)
-        right = self.fresh.view(batch, 3, CHUNKS, points // CHUNKS).permute(0, 2, 3, 1)
+        left = self.memory.view(batch, kinds * slots, self.chunks, points // self.chunks).transpose(1, 2)
+        right = self.fresh.view(batch, 3, self.chunks, points // self.chunks).permute(0, 2, 3, 1)
         return (left @ right).double().sum(1).view(batch, kinds, slots, 3)
 
     def _look_ahead(self) -> None:

@@ -25,7 +25,10 @@ def reproduce(
         Path | None, typer.Option(help="Folder with CUMC_results.mat (klein3d).", show_default="DIR/klein2009")
     ] = None,
     label_names: Annotated[Path | None, typer.Option(help="CSV: label number, name.", show_default=False)] = None,
-    preset: Annotated[str | None, typer.Option(help="Settings to begin with.", show_default="the paper's")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="Settings to begin with.", show_default="the paper's; for klein3d with other data, default"),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A reduced run, for two CPU cores.")] = False,
     resume: Resume = False,
     config: Config = None,

@@ -69,12 +69,13 @@ def register(
     make_settings(preset, config=config, changes=more)  # what is wrong with them should not wait for the rest
     check_output(out, overwrite=overwrite)
     gc.disable()  # libraries make a million objects that stay: they need not be looked through
-    from metreg import pipeline
-    from metreg.choice import choose
-    from metreg.results import NAMES
-
-    gc.freeze()
-    gc.enable()
+    try:
+        from metreg import pipeline
+        from metreg.choice import choose
+        from metreg.results import NAMES
+    finally:
+        gc.freeze()
+        gc.enable()
     metric, settings = choose(fixed, metric, preset=preset, config=config, changes=more, weights=weights is not None)
 
     given = (moving, fixed, moving_mask, fixed_mask, moving_labels, fixed_labels, weights)
