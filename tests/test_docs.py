@@ -125,7 +125,7 @@ def _run_shell(text: str) -> None:
 @pytest.mark.parametrize("guide", GUIDES)
 def test_a_guide_runs(guide: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if guide != "report":  # drawing it takes a second each time
-        monkeypatch.setattr("metreg.results.pair_page", lambda result, viewer=True: "")
+        monkeypatch.setattr("metreg.report.pair.pair_page", lambda result, viewer=True: "")
     run_page(f"howto/{guide}.md")
     CHECKS.get(guide, lambda: None)()
 
@@ -173,7 +173,7 @@ CHECKS = {"other_tools": check_fsl, "stiff_region": check_stiff, "compare": chec
 
 @pytest.mark.parametrize("images", [True, False], ids=["own images", "synthetic images"])
 def test_the_tutorial_runs(images: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metreg.results.pair_page", lambda result, viewer=True: "")
+    monkeypatch.setattr("metreg.report.pair.pair_page", lambda result, viewer=True: "")
     if not images:
         for name in ("moving", "fixed", "moving_labels", "fixed_labels"):
             (folder / f"{name}.nii.gz").unlink()
