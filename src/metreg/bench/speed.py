@@ -82,11 +82,7 @@ def pair_tables(found: dict[str, Any]) -> str:
     if "protocol" in found:
         first, then = found["protocol"]["iterations"]
         seconds = found["protocol"]["seconds"]["median"]
-        lines += [
-            "",
-            f"The paper's protocol for a pair, {first} iterations with the global metric and {then} with a local one: ",
-        ]
-        lines[-1] += f"{seconds:.2f} s."
+        lines += ["", f"The paper's {first} global and {then} local iterations of a pair: {seconds:.2f} s"]
     for what, rows in found["growth"].items():
         lines += ["", f"| {what} | " + " | ".join(str(row[what]) for row in rows) + " |", "|---" * (len(rows) + 1) + "|"]
         lines.append("| ms | " + " | ".join(f"{row['median']:.2f}" for row in rows) + " |")
