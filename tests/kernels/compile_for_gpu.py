@@ -12,7 +12,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from metreg.grid import Grid
-from metreg.kernels import transport_gpu
+from metreg.kernels import ncc_gpu, smooth_gpu, transport_gpu, warp_gpu
 from metreg.kernels.convolve import convolve
 from metreg.kernels.folding_gpu import FoldingOnGpu
 from metreg.kernels.lncc_gpu import LnccOnGpu
@@ -48,7 +48,8 @@ def compile_only(
 
 def main() -> None:
     JITFunction.run = compile_only  # type: ignore[method-assign, assignment]
-    transport_gpu.early = lambda device, wanted=True: {"EARLY": True, "launch_pdl": True}  # type: ignore[assignment]
+    for module in (ncc_gpu, smooth_gpu, transport_gpu, warp_gpu):
+        module.early = lambda device, wanted=True: {"EARLY": True, "launch_pdl": True}  # type: ignore[assignment]
     for shape in ((9, 12), (9, 12, 14)):
         dim = len(shape)
         grid = Grid(shape, (0.1,) * dim)
@@ -64,7 +65,7 @@ def main() -> None:
         FoldingOnGpu.apply(v, grid, 0.3).sum().backward()
         matrices = SeparableGaussians(grid, torch.tensor([0.1, 0.2])).matrices
         for w in (torch.rand(2), torch.rand(2, 2, *shape)):
-            Sharp.apply(v, w.requires_grad_(), None, matrices)[0].sum().backward()
+            Sharp.apply(v, w.requires_grad_(), None, matrices, 0.5)[0].sum().backward()
         fastest(v.detach(), grid.spacing)
         kernel = torch.rand(4, 1, *[5] * dim, requires_grad=True)
         convolve(image.requires_grad_(), kernel).sum().backward()

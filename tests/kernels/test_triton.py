@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from helpers import random_field
+from metreg.fields import inner
 from metreg.flow.maps import plain_folding
 from metreg.flow.stationary import speed
 from metreg.flow.steps import ORDER, step
@@ -182,13 +183,13 @@ def test_smoothing(shape: tuple[int, ...], local: bool, windowed: bool) -> None:
     m.requires_grad_()
     w.requires_grad_()
     v = MultiGaussian(gaussians, w, tau).sharp(m)
-    plain = (v, (m * v).flatten(1).sum(1))
+    plain = (v, inner(m, v, grid))
     forces = (p, torch.tensor([0.3, -0.7], dtype=torch.float64))
     n, u, q, to_norm, *matrices = single(m, w, *forces, *gaussians.matrices)
     window = None if tau is None else single(tau)[0]
-    known = Sharp.apply(n, u.detach(), window, matrices)[0]  # nobody asks for the weights' gradient
+    known = Sharp.apply(n, u.detach(), window, matrices, grid.cell_volume)[0]  # nobody asks for the weights' gradient
     assert_near(torch.autograd.grad(known, n, q), torch.autograd.grad(v, m, p, retain_graph=True))
-    fast = Sharp.apply(n, u, window, matrices)
+    fast = Sharp.apply(n, u, window, matrices, grid.cell_volume)
     for used in (slice(2), slice(1), slice(1, 2)):  # both, the velocity, its length
         expected = torch.autograd.grad(plain[used], (m, w), forces[used], retain_graph=True)
         found = torch.autograd.grad(fast[used], (n, u), (q, to_norm)[used], retain_graph=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from metreg.grid import Grid
+from metreg.kernels.early_gpu import early, wait
 from metreg.kernels.warp_gpu import forward_of, programs, pull_of
 
 SUMS = 6
@@ -32,7 +33,8 @@ class WarpedNcc(torch.autograd.Function):
         parts = source.new_empty(len(source), SUMS, programs(grid, phi_inv))
         forward_of(source, phi_inv, grid, None, target, mask, parts)
         energy, pull = source.new_empty(len(source)), source.new_empty(len(source), 3)
-        _correlate[(len(source),)](parts, energy, pull, parts.shape[2], tiny, BLOCK=AT_ONCE, num_warps=AT_ONCE // 32)
+        how = {"BLOCK": AT_ONCE, "num_warps": AT_ONCE // 32} | early(source.device)
+        _correlate[(len(source),)](parts, energy, pull, parts.shape[2], tiny, **how)
         ctx.save_for_backward(source, phi_inv, target, mask, pull)  # type: ignore[arg-type]
         ctx.grid = grid  # type: ignore[attr-defined]
         return energy
@@ -41,17 +43,17 @@ class WarpedNcc(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: FunctionCtx, p: Tensor) -> tuple[None, Tensor, None, None, None, None]:
         source, phi_inv, target, mask, pull = ctx.saved_tensors  # type: ignore[attr-defined]
-        pull = pull * p[:, None]
-        gradient = pull_of(source, phi_inv, ctx.grid, target, mask, pull)  # type: ignore[attr-defined]
+        gradient = pull_of(source, phi_inv, ctx.grid, target, mask, pull, p.contiguous())  # type: ignore[attr-defined]
         return None, gradient, None, None, None, None
 
 
 @triton.jit
-def _correlate(parts, energy, pull, blocks, tiny, BLOCK: tl.constexpr):
+def _correlate(parts, energy, pull, blocks, tiny, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """The sums of all blocks, the energy 1 - correlation, and its derivatives by the warped image, pull_0 b + pull_1 a +
     pull_2, in double precision."""
     pair = tl.program_id(0).to(tl.int64)
     parts += pair * 6 * blocks
+    wait(EARLY)
     count = tl.maximum(_total(parts, blocks, BLOCK), 1.0)
     mean_a = _total(parts + blocks, blocks, BLOCK) / count
     mean_b = _total(parts + 2 * blocks, blocks, BLOCK) / count

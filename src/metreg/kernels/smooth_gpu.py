@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -15,57 +16,63 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from metreg.kernels.early_gpu import early, wait
+
 BLOCK = 512
 
 
 class Sharp(torch.autograd.Function):
-    """v = tau sum_i sqrt(w_i) G_i * (sqrt(w_i) tau m), and <m, v> summed over each pair's points and components, (B,).
+    """v = tau sum_i sqrt(w_i) G_i * (sqrt(w_i) tau m), and <m, v>, `volume` times the sum over points and components, (B,).
 
     m (B, C, *S), w (N,) or (B, N, *S), tau (*S) or None, v like m. `matrices` are the Gaussians (N, n, n) of every axis.
     """
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, m: Tensor, w: Tensor, tau: Tensor | None, matrices: Sequence[Tensor]
+        ctx: FunctionCtx, m: Tensor, w: Tensor, tau: Tensor | None, matrices: Sequence[Tensor], volume: float
     ) -> tuple[Tensor, Tensor]:
         m, w = m.contiguous(), w.contiguous()
         smooth = _smooth(m, w, tau, matrices)
         v, parts = torch.empty_like(m), m.new_empty(len(m), triton.cdiv(m[0, 0].numel(), BLOCK))
-        _launch(_sum_up, m, len(matrices[0]), w, tau, smooth, m, v, parts)
+        _launch(_sum_up, m, len(matrices[0]), w, tau, smooth, m, v, parts, volume)
         wants_w = ctx.needs_input_grad[1]  # type: ignore[attr-defined]
         ctx.save_for_backward(m, v, w, tau, smooth if wants_w else None, *matrices)  # type: ignore[arg-type]
+        ctx.volume = volume  # type: ignore[attr-defined]
         ctx.set_materialize_grads(False)
         return v, parts.sum(1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, p: Tensor | None, q: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
-        """Towards m it is K (p + q m) + q v, for K is its own adjoint."""
+    def backward(ctx: FunctionCtx, p: Tensor | None, q: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Towards m it is K (p + q m) + q v, q times the volume, for K is its own adjoint."""
         m, v, w, tau, smooth, *matrices = ctx.saved_tensors  # type: ignore[attr-defined]
         p = torch.zeros_like(m) if p is None else p.contiguous()
         q = m.new_zeros(len(m)) if q is None else q.contiguous()
-        count, m_grad = len(matrices[0]), torch.empty_like(m)
-        p_smooth = _smooth(p, w, tau, matrices, m, q)
+        count, volume, m_grad = len(matrices[0]), ctx.volume, torch.empty_like(m)  # type: ignore[attr-defined]
+        p_smooth = _smooth(p, w, tau, matrices, m, q, volume)
         w_grad = None if smooth is None else m.new_empty(len(m), count, *m.shape[2:])
         kept = (p_smooth, m) if smooth is None else (smooth, w_grad)  # whatever, where it is not looked at
-        _launch(_pull_back, m, count, w, tau, m, v, p, q, p_smooth, *kept, m_grad, BY_W=w_grad is not None)
+        _launch(_pull_back, m, count, w, tau, m, v, p, q, volume, p_smooth, *kept, m_grad, BY_W=w_grad is not None)
         if w_grad is not None and w.dim() == 1:
             w_grad = w_grad.flatten(2).sum((0, 2))
-        return m_grad, w_grad, None, None
+        return m_grad, w_grad, None, None, None
 
 
-def _smooth(m: Tensor, w: Tensor, tau: Tensor | None, matrices: Sequence[Tensor], *more: Tensor) -> Tensor:
-    """G_i * (sqrt(w_i) tau m) for every i, (B, N, C, *S); of m + q other where `more` are other, like m, and q (B,)."""
+def _smooth(m: Tensor, w: Tensor, tau: Tensor | None, matrices: Sequence[Tensor], *more: Any) -> Tensor:
+    """G_i * (sqrt(w_i) tau m) for every i, (B, N, C, *S).
+
+    Where `more` are other, like m, q (B,), and a number, it is that of m + number q other.
+    """
     batch, channels, *shape = m.shape
     f = m.new_empty(batch, len(matrices[0]), *shape, channels)
-    _launch(_weighted, m, len(matrices[0]), w, tau, m, *more or (m, m), f, MORE=bool(more))
+    _launch(_weighted, m, len(matrices[0]), w, tau, m, *more or (m, m, 0.0), f, MORE=bool(more), **early(m.device))
     for matrix in matrices:
         n = len(matrix[0])
         f = (f.view(*f.shape[:2], n, -1).mT @ matrix).view(*f.shape[:2], *f.shape[3:], n)
     return f
 
 
-def _launch(kernel, like: Tensor, count: int, w: Tensor, tau: Tensor | None, *fields: Tensor, **constants: bool) -> None:
+def _launch(kernel, like: Tensor, count: int, w: Tensor, tau: Tensor | None, *fields: Any, **constants: bool) -> None:
     """`like` is (B, C, *S); there are N = `count` weights."""
     batch, channels, *shape = like.shape
     size = math.prod(shape)
@@ -103,6 +110,7 @@ def _weighted(
     m,
     other,
     q,
+    volume,
     out,
     w,
     tau,
@@ -113,13 +121,15 @@ def _weighted(
     WINDOWED: tl.constexpr,
     BLOCK: tl.constexpr,
     MORE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """out (B, N, *S, C) = sqrt(w_i) tau (m + q other). Programs take values as they lie in `out`, not points."""
+    """out (B, N, *S, C) = sqrt(w_i) tau (m + volume q other). Programs take values as they lie in `out`, not points."""
     here, inside, pair = _points(size * C, BLOCK)
     at, c = here // C, here % C
+    wait(EARLY)
     value = tl.load(m + (pair * C + c) * size + at, mask=inside, other=0.0)
     if MORE:
-        value += tl.load(q + pair) * tl.load(other + (pair * C + c) * size + at, mask=inside, other=0.0)
+        value += volume * tl.load(q + pair) * tl.load(other + (pair * C + c) * size + at, mask=inside, other=0.0)
     if WINDOWED:
         value *= tl.load(tau + at, mask=inside, other=0.0)
     for i in tl.static_range(N):
@@ -133,6 +143,7 @@ def _sum_up(
     m,
     v,
     products,
+    volume,
     w,
     tau,
     size,
@@ -142,7 +153,7 @@ def _sum_up(
     WINDOWED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """v (B, C, *S) = tau sum_i sqrt(w_i) f_i of f (B, N, C, *S), and sums of m v, (B, programs)."""
+    """v (B, C, *S) = tau sum_i sqrt(w_i) f_i of f (B, N, C, *S), and `volume` times sums of m v, (B, programs)."""
     at, inside, pair = _points(size, BLOCK)
     window = tl.load(tau + at, mask=inside, other=0.0) if WINDOWED else 1.0
     weights = ()
@@ -156,7 +167,7 @@ def _sum_up(
             total += weights[i] * tl.load(f + ((pair * N + i) * C + c) * size + at, mask=inside, other=0.0)
         product += total * tl.load(m + here, mask=inside, other=0.0)
         tl.store(v + here, total, mask=inside)
-    tl.store(products + pair * tl.num_programs(0) + tl.program_id(0), tl.sum(product, axis=0))
+    tl.store(products + pair * tl.num_programs(0) + tl.program_id(0), volume * tl.sum(product, axis=0))
 
 
 @triton.jit
@@ -165,6 +176,7 @@ def _pull_back(
     v,
     p,
     q,
+    volume,
     p_smooth,
     smooth,
     w_grad,
@@ -182,10 +194,11 @@ def _pull_back(
     """m_grad (B, C, *S) = tau sum_i sqrt(w_i) p_smooth_i + q v, p_smooth_i being G_i(p + q m), (B, N, C, *S).
 
     w_grad (B, N, *S) = tau sum_c ((p + q m) G_i(m) + m p_smooth_i) / (2 sqrt(w_i)), G_i(m) being `smooth`, (B, N, C, *S).
+    Here q is times the volume.
     """
     at, inside, pair = _points(size, BLOCK)
     window = tl.load(tau + at, mask=inside, other=0.0) if WINDOWED else 1.0
-    factor = tl.load(q + pair)
+    factor = volume * tl.load(q + pair)
     momenta, forces, totals = (), (), ()
     for c in tl.static_range(C):
         here = (pair * C + c) * size + at

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from metreg.grid import Grid
+from metreg.kernels.early_gpu import early, wait
 from metreg.kernels.sampling_gpu import between, first, position, sample, voxels
 from metreg.kernels.tiles_gpu import blocks_of, columns
 
@@ -42,7 +43,7 @@ class Warp(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: FunctionCtx, p: Tensor) -> tuple[None, Tensor, None]:
         source, phi_inv = ctx.saved_tensors  # type: ignore[attr-defined]
-        return None, pull_of(source, phi_inv, ctx.grid, p.contiguous(), None, None), None  # type: ignore[attr-defined]
+        return None, pull_of(source, phi_inv, ctx.grid, p.contiguous()), None  # type: ignore[attr-defined]
 
 
 def programs(grid: Grid, phi_inv: Tensor) -> int:
@@ -72,11 +73,16 @@ def forward_of(
         MASKED=mask is not None,
         BLOCK=BLOCK,
         CELLS=CELLS,
+        **early(source.device),
     )
 
 
-def pull_of(source: Tensor, phi_inv: Tensor, grid: Grid, p: Tensor, mask: Tensor | None, pull: Tensor | None) -> Tensor:
-    """The gradient towards the map, for p at every voxel, or for p = mask (pull_0 target + pull_1 warped + pull_2)."""
+def pull_of(source: Tensor, phi_inv: Tensor, grid: Grid, p: Tensor, mask: Tensor | None = None, *pull: Tensor) -> Tensor:
+    """The gradient towards the map, for p (B, 1, *S) at every voxel.
+
+    Where `pull` (B, 3) and its factor (B,) are given, p is the target, and factor mask (pull_0 p + pull_1 warped + pull_2)
+    stands in its place.
+    """
     geometry = _geometry(phi_inv, grid)
     _, n1, n2, c0, c1, c2 = geometry[:6]
     slabs = triton.cdiv(_cells(c0), CELLS)
@@ -86,14 +92,15 @@ def pull_of(source: Tensor, phi_inv: Tensor, grid: Grid, p: Tensor, mask: Tensor
         phi_inv,
         p,
         p if mask is None else mask,
-        p if pull is None else pull,
+        *pull or (p, p),
         part,
         *geometry,
         FLAT=grid.dim == 2,
-        CORRELATE=pull is not None,
+        CORRELATE=bool(pull),
         MASKED=mask is not None,
         BLOCK=BLOCK,
         CELLS=CELLS,
+        **early(p.device),
     )
     gradient = torch.empty_like(phi_inv)
     _gather[triton.cdiv(c1 * c2, BLOCK), c0, len(p) * grid.dim](
@@ -105,6 +112,7 @@ def pull_of(source: Tensor, phi_inv: Tensor, grid: Grid, p: Tensor, mask: Tensor
         SPAN2=_span(n2, c2),
         BLOCK=BLOCK,
         CELLS=CELLS,
+        **early(p.device),
     )
     return gradient
 
@@ -146,6 +154,7 @@ def _warp(
     MASKED: tl.constexpr,
     BLOCK: tl.constexpr,
     CELLS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     plane, size = n1 * n2, n0 * n1 * n2
     j, k, at, inside, start, cells = columns(tl.maximum(c0 - 1, 1), n1, n2, BLOCK, CELLS)
@@ -159,6 +168,7 @@ def _warp(
     where = (j, wj, step_j, k, wk, step_k, c0, c1, c2, s0, s1, s2, inside)
     sum_k = tl.zeros((BLOCK,), tl.float32)
     sum_a, sum_b, sum_aa, sum_ab, sum_bb = sum_k, sum_k, sum_k, sum_k, sum_k
+    wait(EARLY)
     high0, high1, high2 = position(phi, start, where, FLAT)
     for turn in range(cells):
         cell = start + turn
@@ -201,6 +211,7 @@ def _adjoint(
     p,
     mask,
     pull,
+    factor,
     part,
     n0,
     n1,
@@ -219,6 +230,7 @@ def _adjoint(
     MASKED: tl.constexpr,
     BLOCK: tl.constexpr,
     CELLS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """part (B, D, slabs, CELLS + 1, n1, n2): what the voxels of a program pull at the map's planes that they lie between.
 
@@ -229,8 +241,6 @@ def _adjoint(
     plane, size = n1 * n2, n0 * n1 * n2
     j, k, at, inside, start, cells = columns(tl.maximum(c0 - 1, 1), n1, n2, BLOCK, CELLS)
     pair = tl.program_id(1).to(tl.int64)
-    if CORRELATE:
-        by_b, by_a, by_one = tl.load(pull + 3 * pair), tl.load(pull + 3 * pair + 1), tl.load(pull + 3 * pair + 2)
     source += pair * size
     p += pair * size
     mask += pair * size
@@ -241,6 +251,11 @@ def _adjoint(
     j, wj, step_j = between(j, r1, c1)
     k, wk, step_k = between(k, r2, c2)
     where = (j, wj, step_j, k, wk, step_k, c0, c1, c2, s0, s1, s2, inside)
+    wait(EARLY)
+    if CORRELATE:
+        whole = tl.load(factor + pair)
+        by_b, by_a, by_one = tl.load(pull + 3 * pair), tl.load(pull + 3 * pair + 1), tl.load(pull + 3 * pair + 2)
+        by_b, by_a, by_one = whole * by_b, whole * by_a, whole * by_one
     high0, high1, high2 = position(phi, start, where, FLAT)
     up0 = tl.zeros((BLOCK,), tl.float32)
     up1, up2 = up0, up0
@@ -301,6 +316,7 @@ def _gather(
     SPAN2: tl.constexpr,
     BLOCK: tl.constexpr,
     CELLS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """out (F, c0, c1, c2) from part (F, slabs, CELLS + 1, n1, n2): the sum over voxels along the last two axes."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -311,6 +327,7 @@ def _gather(
     slab, row = i // CELLS, i % CELLS
     part += field * slabs * (CELLS + 1) * n1 * n2
     total = tl.zeros((BLOCK,), tl.float32)
+    wait(EARLY)
     if slab < slabs:
         total += _gathered(part + (slab * (CELLS + 1) + row) * n1 * n2, j, k, n1, n2, r1, r2, SPAN1, SPAN2)
     if (row == 0) & (slab > 0):  # the slab before has a share in the first plane of this one

@@ -48,8 +48,8 @@ class MultiGaussian:
         if is_fast(m) and (w.dim() > 1 or isinstance(self.gaussians, SeparableGaussians)):
             from metreg.kernels.smooth_gpu import Sharp
 
-            v, product = Sharp.apply(m, w, self.tau, self.gaussians.matrices)  # type: ignore[no-untyped-call]
-            return v, product * self.gaussians.grid.cell_volume
+            gaussians = self.gaussians
+            return Sharp.apply(m, w, self.tau, gaussians.matrices, gaussians.grid.cell_volume)  # type: ignore[no-untyped-call]
         windowed = m if self.tau is None else self.tau * m
         v = self.gaussians.mixed(windowed, w) if w.dim() == 1 else self.gaussians.local(windowed, w)
         v = v if self.tau is None else self.tau * v
