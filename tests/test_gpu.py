@@ -63,10 +63,10 @@ def test_similarities() -> None:
         torch.testing.assert_close(similarity(a.cuda(), b.cuda()).cpu(), similarity(a, b), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("similarity", ["ncc", "lncc", "mi"])
+@pytest.mark.parametrize("similarity", ["name=ncc", "name=lncc", "kernel=gaussian", "name=mi"])
 def test_the_same_run_twice_gives_the_same_bits(similarity: str) -> None:
     pair = ring_pair(torch.Generator().manual_seed(0))
-    settings = make_settings(changes={"solve.iterations": [5, 5, 3], "similarity.name": similarity})
+    settings = make_settings(changes=["solve.iterations=[5, 5, 3]", f"similarity.{similarity}"])
     runs = [register_pair(pair.source.cuda(), pair.target.cuda(), pair.grid, settings).m for _ in range(2)]
     assert torch.equal(*runs)
 

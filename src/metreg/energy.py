@@ -11,7 +11,7 @@ from torch import Tensor
 
 from metreg.config import FlowSettings, SolveSettings
 from metreg.flow.maps import folding
-from metreg.flow.stationary import FASTEST, flow, speed
+from metreg.flow.stationary import FASTEST, flow
 from metreg.grid import Grid
 from metreg.metric.base import Metric
 from metreg.metric.learned import Penalties
@@ -63,12 +63,11 @@ class Objective:
         self, m: Tensor, metric: Metric, scene: Scene, penalties: Penalties | None = None, steps: int | None = None
     ) -> Point:
         """The energy and the speed of the flow; `steps` fixes the number of time steps, whatever the speed."""
-        v, norm = metric.sharp_and_norm(m)
+        v, norm, speeds = metric.motion(m)
         similarity, folds = self.carried(v, scene, steps)
-        free = torch.zeros_like(similarity)
+        free = nothing(scene.map_grid, m)
         costs = penalties or Penalties(free, free, free)
-        energy = Energy(similarity, self.solve.regularity * norm, *costs, folds)
-        return Point(energy, speed(v, scene.map_grid))
+        return Point(Energy(similarity, self.solve.regularity * norm, *costs, folds), speeds)
 
     def carried(self, v: Tensor, scene: Scene, steps: int | None = None) -> tuple[Tensor, Tensor]:
         """What the flow of v (B, D, *S) makes of the pairs: their dissimilarity, and what folds cost."""
@@ -76,7 +75,7 @@ class Objective:
         phi_inv = flow(v, grid, integrator=settings.integrator, steps=steps or settings.steps, adapt=steps is None)
         similarity = self.similarity.of_map(scene.source, phi_inv, scene.target, scene.grid, scene.mask)
         if not self.solve.folding:
-            return similarity, torch.zeros_like(similarity)
+            return similarity, nothing(grid, v)
         return similarity, self.solve.folding * folding(phi_inv, grid, self.solve.least_determinant)
 
     def of(self, metric: MultiGaussian, scene: Scene) -> Problem:
@@ -103,6 +102,11 @@ class Slope(NamedTuple):
     """The gradient in the metric's own inner product <a, b> = a . K b."""
     gradient: Tensor
     """The gradient by the momenta, K ascent."""
+
+
+def nothing(grid: Grid, like: Tensor) -> Tensor:
+    """What costs nothing, for each pair (B,)."""
+    return grid.constant(("nothing", len(like)), like, lambda: like.new_zeros(len(like)))
 
 
 def too_far(m: Tensor, v: Tensor, speeds: Tensor) -> Slope:
@@ -132,8 +136,7 @@ class Problem:
         grid, regularity = self.scene.map_grid, self.objective.solve.regularity
         with torch.no_grad():
             metric = self.metric.at(m)
-            v, norm = metric.sharp_and_norm(m)
-            speeds = speed(v, grid)
+            v, norm, speeds = metric.motion(m)
             if steps is None and not bool((speeds < FASTEST).all()):
                 return too_far(m, v, speeds)
         with torch.enable_grad():
@@ -142,7 +145,7 @@ class Problem:
             (by_v,) = torch.autograd.grad((similarity + folds).sum(), v)
         with torch.no_grad():
             v = v.detach()
-            free = torch.zeros_like(similarity)
+            free = nothing(grid, m)
             ascent = by_v.add_(m, alpha=2 * regularity * grid.cell_volume)
             terms = (similarity.detach(), regularity * norm, free, free, free, folds.detach())
             return Slope(Energy(*terms), speeds, v, ascent, metric.sharp(ascent))

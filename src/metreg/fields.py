@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from metreg.grid import Grid
+from metreg.kernels import is_fast
 
 
 def difference(f: Tensor, axis: int) -> Tensor:
@@ -49,3 +50,12 @@ def jacobian_determinant(phi: Tensor, grid: Grid) -> Tensor:
 def inner(a: Tensor, b: Tensor, grid: Grid) -> Tensor:
     """<a, b> for each pair of a batch: sum over components and points, times the cell's volume.  (B, C, *S) -> (B,)."""
     return (a * b).flatten(1).sum(1) * grid.cell_volume
+
+
+def speed(v: Tensor, grid: Grid) -> Tensor:
+    """The largest sum_d |v_d| / h_d of each pair, grid cells crossed in unit time, (B,). Not finite where v is not."""
+    if is_fast(v):
+        from metreg.kernels.speed_gpu import fastest
+
+        return fastest(v.detach(), grid.spacing)
+    return (v.detach().abs() / grid.steps(v)).sum(1).flatten(1).amax(1)

@@ -91,7 +91,8 @@ def register(
 
     files = {"moving image": moving, "fixed image": fixed, "moving mask": moving_mask, "fixed mask": fixed_mask}
     with ThreadPoolExecutor() as pool:
-        pool.submit(_wake, on_device)
+        pool.submit(_wake_device, on_device)
+        pool.submit(_wake_libraries)
         images = _read({**files, "moving labels": moving_labels, "fixed labels": fixed_labels}, pool)
         source, target = images["moving image"], images["fixed image"]
         source_mask, target_mask = images.get("moving mask"), images.get("fixed mask")
@@ -179,13 +180,14 @@ def _read(files: Mapping[str, Any], pool: Executor) -> dict[str, Image]:
     return found
 
 
-def _wake(device: torch.device) -> None:
-    """The first use of a device and of libraries takes a while, in which files can be read."""
-    with suppress(RuntimeError, ImportError):  # what is wrong with them is said where they are used
-        like = torch.zeros(1, device=device)
-        load_kernels(like)
-        for name in ("scipy.optimize", "metreg.report.pair"):
-            import_module(name)
+def _wake_device(device: torch.device) -> None:
+    """Its first use takes a while, in which files can be read; what is wrong with it is said where it is used."""
+    load_kernels(torch.zeros(1, device=device))
+
+
+def _wake_libraries() -> None:
+    for name in ("scipy.optimize", "metreg.report.pair", "jinja2"):
+        import_module(name)
 
 
 def predict_weights(learned: MetricFile, pair: Pair, settings: Settings, *, mean: bool = False) -> Tensor | WeightsOf:

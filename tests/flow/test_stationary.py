@@ -7,8 +7,9 @@ from torch.autograd import gradcheck
 
 from helpers import observed_order, random_field
 from metreg.checks import MetregError
+from metreg.fields import speed
 from metreg.flow.maps import compose
-from metreg.flow.stationary import exponentiate, flow, needed_steps, reach, speed
+from metreg.flow.stationary import exponentiate, flow, needed_steps, reach
 from metreg.grid import Grid
 
 

@@ -65,7 +65,7 @@ def main() -> None:
         FoldingOnGpu.apply(v, grid, 0.3).sum().backward()
         matrices = SeparableGaussians(grid, torch.tensor([0.1, 0.2])).matrices
         for w in (torch.rand(2), torch.rand(2, 2, *shape)):
-            Sharp.apply(v, w.requires_grad_(), None, matrices, 0.5)[0].sum().backward()
+            Sharp.apply(v, w.requires_grad_(), None, matrices, grid.spacing)[0].sum().backward()
         fastest(v.detach(), grid.spacing)
         kernel = torch.rand(4, 1, *[5] * dim, requires_grad=True)
         convolve(image.requires_grad_(), kernel).sum().backward()

@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from helpers import random_field
-from metreg.fields import inner
+from metreg.fields import inner, speed
 from metreg.flow.maps import plain_folding
-from metreg.flow.stationary import speed
 from metreg.flow.steps import ORDER, step
 from metreg.grid import Grid
 from metreg.interpolate import sample, upsample
@@ -172,7 +171,7 @@ def test_folding(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("shape", [(9, 17), (5, 7, 6), pytest.param((37, 41, 35), marks=pytest.mark.gpu)])
 def test_smoothing(shape: tuple[int, ...], local: bool, windowed: bool) -> None:
-    """Momentum to velocity and its length, with the gradients towards momentum and weights."""
+    """Momentum to velocity, its length and its speed, with the gradients towards momentum and weights."""
     from metreg.kernels.smooth_gpu import Sharp
 
     grid = Grid(shape, (0.1, 0.12, 0.15)[: len(shape)])
@@ -183,13 +182,13 @@ def test_smoothing(shape: tuple[int, ...], local: bool, windowed: bool) -> None:
     m.requires_grad_()
     w.requires_grad_()
     v = MultiGaussian(gaussians, w, tau).sharp(m)
-    plain = (v, inner(m, v, grid))
+    plain = (v, inner(m, v, grid), speed(v, grid))
     forces = (p, torch.tensor([0.3, -0.7], dtype=torch.float64))
     n, u, q, to_norm, *matrices = single(m, w, *forces, *gaussians.matrices)
     window = None if tau is None else single(tau)[0]
-    known = Sharp.apply(n, u.detach(), window, matrices, grid.cell_volume)[0]  # nobody asks for the weights' gradient
+    known = Sharp.apply(n, u.detach(), window, matrices, grid.spacing)[0]  # nobody asks for the weights' gradient
     assert_near(torch.autograd.grad(known, n, q), torch.autograd.grad(v, m, p, retain_graph=True))
-    fast = Sharp.apply(n, u, window, matrices, grid.cell_volume)
+    fast = Sharp.apply(n, u, window, matrices, grid.spacing)
     for used in (slice(2), slice(1), slice(1, 2)):  # both, the velocity, its length
         expected = torch.autograd.grad(plain[used], (m, w), forces[used], retain_graph=True)
         found = torch.autograd.grad(fast[used], (n, u), (q, to_norm)[used], retain_graph=True)

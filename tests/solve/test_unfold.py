@@ -5,8 +5,9 @@ import torch
 
 from helpers import random_field
 from metreg.config import FlowSettings, MetricSettings
+from metreg.fields import speed
 from metreg.flow.maps import bernstein_minimum, certify, count_folds
-from metreg.flow.stationary import flow, speed
+from metreg.flow.stationary import flow
 from metreg.grid import Grid
 from metreg.solve.register import make_metric
 from metreg.solve.unfold import MARGIN, unfold

@@ -8,10 +8,10 @@ from typing import Literal
 from torch import Tensor
 
 from metreg.checks import MetregError
+from metreg.fields import speed
 from metreg.flow.steps import ORDER, transport_steps
 from metreg.grid import Grid
 from metreg.interpolate import sample
-from metreg.kernels import is_fast
 
 Integrator = Literal["rk4", "squaring"]
 RK4_REACH = 0.75 * 2 * math.sqrt(2)
@@ -48,15 +48,6 @@ def exponentiate(v: Tensor, grid: Grid, squarings: int) -> Tensor:
     for _ in range(squarings):
         u = u + sample(u, x + u, grid)
     return x + u
-
-
-def speed(v: Tensor, grid: Grid) -> Tensor:
-    """The largest sum_d |v_d| / h_d of each pair, grid cells crossed in unit time, (B,). Not finite where v is not."""
-    if is_fast(v):
-        from metreg.kernels.speed_gpu import fastest
-
-        return fastest(v.detach(), grid.spacing)
-    return (v.detach().abs() / grid.steps(v)).sum(1).flatten(1).amax(1)
 
 
 def reach(steps: int, integrator: Integrator) -> float:

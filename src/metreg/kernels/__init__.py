@@ -41,9 +41,12 @@ def transport_kernels(f: Tensor) -> TransportKernels | None:
 
 
 def load_kernels(like: Tensor) -> None:
-    """Import what tensors like this one will be given to: that takes a while."""
+    """Import what tensors like this one will be given to, and launch a kernel: the first time, that takes a while."""
     if is_fast(like):
-        for name in ("convolve", "smooth_gpu", "speed_gpu", "transport_gpu", "ncc_gpu", "lncc_gpu", "folding_gpu"):
+        from metreg.kernels.speed_gpu import fastest
+
+        fastest(like.new_zeros(1, 2, 2, 2), (1.0, 1.0))
+        for name in ("convolve", "smooth_gpu", "transport_gpu", "ncc_gpu", "lncc_gpu", "folding_gpu"):
             import_module(f"metreg.kernels.{name}")
     elif is_compiled(like):
         for name in ("transport_cpu", "warp_cpu", "lncc_cpu", "folding_cpu", "bernstein_cpu"):

@@ -22,28 +22,33 @@ BLOCK = 512
 
 
 class Sharp(torch.autograd.Function):
-    """v = tau sum_i sqrt(w_i) G_i * (sqrt(w_i) tau m), and <m, v>, `volume` times the sum over points and components, (B,).
+    """v = tau sum_i sqrt(w_i) G_i * (sqrt(w_i) tau m), its length <m, v> and its speed of each pair (B,).
 
-    m (B, C, *S), w (N,) or (B, N, *S), tau (*S) or None, v like m. `matrices` are the Gaussians (N, n, n) of every axis.
+    m (B, D, *S), w (N,) or (B, N, *S), tau (*S) or None, v like m. `matrices` are the Gaussians (N, n, n) of every axis.
     """
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, m: Tensor, w: Tensor, tau: Tensor | None, matrices: Sequence[Tensor], volume: float
-    ) -> tuple[Tensor, Tensor]:
+        ctx: FunctionCtx, m: Tensor, w: Tensor, tau: Tensor | None, matrices: Sequence[Tensor], spacing: Sequence[float]
+    ) -> tuple[Tensor, Tensor, Tensor]:
         m, w = m.contiguous(), w.contiguous()
         smooth = _smooth(m, w, tau, matrices)
-        v, parts = torch.empty_like(m), m.new_empty(len(m), triton.cdiv(m[0, 0].numel(), BLOCK))
-        _launch(_sum_up, m, len(matrices[0]), w, tau, smooth, m, v, parts, volume)
+        v, parts = torch.empty_like(m), m.new_empty(len(m), 2, triton.cdiv(m[0, 0].numel(), BLOCK))
+        volume, per_step = math.prod(spacing), [1 / h for h in spacing] + [0.0] * (3 - len(spacing))
+        how = early(m.device)
+        _launch(_sum_up, m, len(matrices[0]), w, tau, smooth, m, v, parts, volume, *per_step, **how)
+        norm, speed = m.new_empty(2, len(m))
+        _finish[(len(m),)](parts, norm, speed, parts.shape[2], BLOCK=BLOCK, **how)
         wants_w = ctx.needs_input_grad[1]  # type: ignore[attr-defined]
         ctx.save_for_backward(m, v, w, tau, smooth if wants_w else None, *matrices)  # type: ignore[arg-type]
         ctx.volume = volume  # type: ignore[attr-defined]
+        ctx.mark_non_differentiable(speed)
         ctx.set_materialize_grads(False)
-        return v, parts.sum(1)
+        return v, norm, speed
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, p: Tensor | None, q: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, p: Tensor | None, q: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         """Towards m it is K (p + q m) + q v, q times the volume, for K is its own adjoint."""
         m, v, w, tau, smooth, *matrices = ctx.saved_tensors  # type: ignore[attr-defined]
         p = torch.zeros_like(m) if p is None else p.contiguous()
@@ -142,8 +147,11 @@ def _sum_up(
     f,
     m,
     v,
-    products,
+    parts,
     volume,
+    s0,
+    s1,
+    s2,
     w,
     tau,
     size,
@@ -152,22 +160,47 @@ def _sum_up(
     LOCAL: tl.constexpr,
     WINDOWED: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """v (B, C, *S) = tau sum_i sqrt(w_i) f_i of f (B, N, C, *S), and `volume` times sums of m v, (B, programs)."""
+    """v (B, C, *S) = tau sum_i sqrt(w_i) f_i of f (B, N, C, *S); parts (B, 2, programs): sums of m v times the volume, and
+    how fast v is at its fastest, steps per unit time."""
     at, inside, pair = _points(size, BLOCK)
+    per_step = (s0, s1, s2)
+    wait(EARLY)
     window = tl.load(tau + at, mask=inside, other=0.0) if WINDOWED else 1.0
     weights = ()
     for i in tl.static_range(N):
         weights += (window * _root(w, i, pair, at, size, inside, N, LOCAL),)  # type: ignore[assignment]
     product = tl.zeros((BLOCK,), tl.float32)
+    speed = product
     for c in tl.static_range(C):
         here = (pair * C + c) * size + at
         total = tl.zeros((BLOCK,), tl.float32)
         for i in tl.static_range(N):
             total += weights[i] * tl.load(f + ((pair * N + i) * C + c) * size + at, mask=inside, other=0.0)
         product += total * tl.load(m + here, mask=inside, other=0.0)
+        speed += per_step[c] * tl.abs(total)
         tl.store(v + here, total, mask=inside)
-    tl.store(products + pair * tl.num_programs(0) + tl.program_id(0), volume * tl.sum(product, axis=0))
+    speed = tl.where(speed == speed, speed, float("inf"))  # maxima take no notice of what is not a number
+    parts += 2 * pair * tl.num_programs(0) + tl.program_id(0)
+    tl.store(parts, volume * tl.sum(product, axis=0))
+    tl.store(parts + tl.num_programs(0), tl.max(tl.where(inside, speed, 0.0), axis=0))
+
+
+@triton.jit
+def _finish(parts, norm, speed, count, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    """What the programs found, put together."""
+    pair = tl.program_id(0).to(tl.int64)
+    parts += 2 * pair * count
+    total = tl.zeros((BLOCK,), tl.float32)
+    most = total
+    wait(EARLY)
+    for start in range(0, count, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        total += tl.load(parts + at, mask=at < count, other=0.0)
+        most = tl.maximum(most, tl.load(parts + count + at, mask=at < count, other=0.0))
+    tl.store(norm + pair, tl.sum(total, axis=0))
+    tl.store(speed + pair, tl.max(most, axis=0))
 
 
 @triton.jit

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from metreg.config import Settings
 from metreg.energy import Energy, Objective, Point, Problem, Scene
-from metreg.flow.stationary import speed
 from metreg.grid import Grid
 from metreg.interpolate import downsample
 from metreg.kernels.replay import Replay
@@ -135,7 +134,7 @@ class Work:
         """Move the network under the velocities as they are."""
         common, m = self.common, self.m.detach()
         weights = common.model.weights(self.small, common.map_grid, m)
-        _, norm = common.metric(weights.w).sharp_and_norm(m)
+        norm = common.metric(weights.w).motion(m).norm
         penalties = common.model.penalties(weights, self.prices, common.map_grid)
         stored = common.settings.solve.regularity * norm
         loss = torch.stack(tuple(penalties)).sum() - stored.sum()
@@ -153,7 +152,7 @@ class Work:
         metric, steps = common.metric(self.w), common.time_steps
         m.copy_(solve_for_momentum(metric.sharp, self.buffer, m))
         before = steps.count
-        steps.begin_at(speed(metric.sharp(m), common.map_grid))
+        steps.begin_at(metric.motion(m).speed)
         if self.search is None or steps.count != before:
             self.search = Lbfgs(Problem(common.objective, metric, self.scene), m, steps)
             self.iterate = Replay(self.search.iterate, m.device)

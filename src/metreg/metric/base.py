@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
+
+
+class Motion(NamedTuple):
+    """What momenta set in motion."""
+
+    v: Tensor
+    """The velocity K m (B, D, *S)."""
+    norm: Tensor
+    """The squared length <m, K m> of each pair's momentum (B,)."""
+    speed: Tensor
+    """Grid cells that a pair's velocity crosses in unit time, at most, (B,). It has no gradient."""
 
 
 class Metric(Protocol):
@@ -13,8 +24,8 @@ class Metric(Protocol):
     def sharp(self, m: Tensor) -> Tensor:
         """v = K m: momentum to velocity, both (B, D, *S)."""
 
-    def sharp_and_norm(self, m: Tensor) -> tuple[Tensor, Tensor]:
-        """v = K m, and the squared length <m, K m> of each pair's momentum (B,)."""
+    def motion(self, m: Tensor) -> Motion:
+        """The same, and how much of it there is."""
 
     def local_sigma(self) -> Tensor:
         """The local standard deviation sigma(x) in reference lengths, (B, *S)."""

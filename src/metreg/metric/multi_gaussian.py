@@ -7,9 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from metreg.fields import inner
+from metreg.fields import inner, speed
 from metreg.grid import Grid
 from metreg.kernels import is_fast
+from metreg.metric.base import Motion
 from metreg.metric.gaussian import Gaussians, SeparableGaussians
 
 
@@ -41,19 +42,18 @@ class MultiGaussian:
             return MultiGaussian(self.gaussians, self.weights(m), self.tau)
 
     def sharp(self, m: Tensor) -> Tensor:
-        return self.sharp_and_norm(m)[0]
+        return self.motion(m).v
 
-    def sharp_and_norm(self, m: Tensor) -> tuple[Tensor, Tensor]:
-        w = self.at(m).w
-        if is_fast(m) and (w.dim() > 1 or isinstance(self.gaussians, SeparableGaussians)):
+    def motion(self, m: Tensor) -> Motion:
+        w, gaussians = self.at(m).w, self.gaussians
+        if is_fast(m) and (w.dim() > 1 or isinstance(gaussians, SeparableGaussians)):
             from metreg.kernels.smooth_gpu import Sharp
 
-            gaussians = self.gaussians
-            return Sharp.apply(m, w, self.tau, gaussians.matrices, gaussians.grid.cell_volume)  # type: ignore[no-untyped-call]
+            return Motion(*Sharp.apply(m, w, self.tau, gaussians.matrices, gaussians.grid.spacing))  # type: ignore[no-untyped-call]
         windowed = m if self.tau is None else self.tau * m
-        v = self.gaussians.mixed(windowed, w) if w.dim() == 1 else self.gaussians.local(windowed, w)
+        v = gaussians.mixed(windowed, w) if w.dim() == 1 else gaussians.local(windowed, w)
         v = v if self.tau is None else self.tau * v
-        return v, inner(m, v, self.gaussians.grid)
+        return Motion(v, inner(m, v, gaussians.grid), speed(v, gaussians.grid))
 
     def local_sigma(self) -> Tensor:
         w = self.local_weights()

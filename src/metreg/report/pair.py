@@ -12,7 +12,7 @@ from metreg.evaluate.regions import Region
 from metreg.grid import Array
 from metreg.report.page import Card, Html, Section, data_uri, render, template
 from metreg.report.planes import Plane
-from metreg.report.plots import Registered, energy_curves, jacobian_histogram, metric_maps, overlap_bars, panel
+from metreg.report.plots import Registered, energy_curves, jacobian_histogram, metric_maps, panel
 from metreg.report.tables import Table
 from metreg.report.viewer import Layer, viewer_html
 from metreg.solve.result import Record
@@ -51,7 +51,9 @@ def pair_page(result: Reported, *, viewer: bool = True) -> str:
     sections.append(_metric_section(result, facts))
     sections.append(Section("Jacobian determinant", [jacobian_histogram(result)], say_certificate(facts)))
     if result.overlaps:
-        sections.append(Section("Overlap by structure", [overlap_bars(result), _overlap_table(facts)]))
+        rows = sorted(facts["overlap_by_label"], key=lambda row: row["target_overlap_after"])
+        parts: list[Html | Table] = [Html(template("bars.html").render(rows=rows[::-1])), _overlap_table(rows)]
+        sections.append(Section("Overlap by structure", parts, "Bars: target overlap after. Marks: before, affine alone."))
     if result.regions:
         sections.append(Section("Regularity by region", [region_table(result.regions)], REGIONS_NOTE))
     curves = energy_curves([(record.level, record.terms) for record in result.history])
@@ -147,8 +149,7 @@ def _metric_section(result: Reported, facts: dict[str, Any]) -> Section:
     return Section("The metric", [metric_maps(result, [f"weight of {s:.3g} mm" for s in widths])], note)
 
 
-def _overlap_table(facts: dict[str, Any]) -> Table:
-    rows = sorted(facts["overlap_by_label"], key=lambda row: row["target_overlap_after"])
+def _overlap_table(rows: Sequence[dict[str, Any]]) -> Table:
     keys = ("target_overlap_before", "target_overlap_after", "dice_before", "dice_after")
     lines = [(str(row["label"]), row["name"], *[f"{row[key]:.3f}" for key in keys]) for row in rows]
     return Table("", ("label", "name", "overlap before", "overlap after", "Dice before", "Dice after"), lines)

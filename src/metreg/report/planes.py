@@ -144,10 +144,6 @@ class Plane:
         return replace(self, **cropped, positions=self.positions[crop] - np.array(starts).reshape(2, 1, 1))
 
     @property
-    def aspect(self) -> float:
-        return self.pixel_mm[0] / self.pixel_mm[1]
-
-    @property
     def planes(self) -> tuple[Plane, ...]:
         """So that a plane can be drawn where a result can."""
         return (self,)

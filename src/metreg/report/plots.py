@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from metreg.evaluate.overlap import Overlap
 from metreg.grid import Array
-from metreg.report.planes import Cut, Plane, Shown
+from metreg.report.planes import Plane, Shown
+from metreg.report.sheet import Sheet
 
 BLUE, RED, GREEN, PINK, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 COLOURS = (BLUE, RED, GREEN, PINK, ORANGE, SKY)
@@ -35,28 +35,24 @@ def panel(result: Shown) -> Figure:
     """For every plane: fixed, moving before and after, the warped grid, the Jacobian determinant, and sigma(x)."""
     planes = result.planes
     titles = ["fixed", "moving, before", "moving, after", "warped grid", "log2 of the determinant"]
-    local = all(plane.sigma is not None for plane in planes)
-    titles += ["sigma(x) in mm"] if local else []
-    figure, grid = _figure(planes, len(titles))
-    spread = max(0.1, *[float(np.abs(np.log2(plane.jacobian.clip(0.06, 16))).max()) for plane in planes])
     sigmas = [plane.sigma for plane in planes if plane.sigma is not None]
-    low, high = (_least(sigmas), _most(sigmas)) if local else (0.0, 1.0)
-    for axes, plane in zip(grid, planes, strict=True):
-        for axis, image in zip(axes, (plane.fixed, plane.before, plane.after), strict=False):
-            show_image(axis, image, plane)
-        show_grid(axes[3], plane)
-        log = np.log2(plane.jacobian.clip(2**-spread, 2**spread))
-        shown = axes[4].imshow(log, cmap="PuOr", vmin=-spread, vmax=spread, aspect=plane.aspect)
-        figure.colorbar(shown, ax=axes[4], shrink=0.85)
-        if plane.sigma is not None and local:
-            shown = axes[5].imshow(plane.sigma, cmap="viridis", vmin=low, vmax=high, aspect=plane.aspect)
-            figure.colorbar(shown, ax=axes[5], shrink=0.85, label="mm")
-        for axis in axes:
-            mark_sides(axis, plane.cut)
-        name_row(axes[0], plane.cut.name)
-    for axis, title in zip(grid[0], titles, strict=True):
-        axis.set_title(title)
-    return figure
+    sheet = Sheet.of(planes, [*titles, "sigma(x) in mm"] if sigmas else titles)
+    spread = max(0.1, *[float(np.abs(np.log2(plane.jacobian.clip(0.06, 16))).max()) for plane in planes])
+    low, high = _ends(sigmas)
+    for row, plane in enumerate(planes):
+        for column, image in enumerate((plane.fixed, plane.before, plane.after)):
+            sheet.show((row, column), image)
+        show_grid(sheet, (row, 3), plane)
+        sheet.show((row, 4), np.log2(plane.jacobian.clip(2**-spread, 2**spread)), "PuOr", -spread, spread)
+        if plane.sigma is not None:
+            sheet.show((row, 5), plane.sigma, "viridis", low, high)
+        for column in range(6 if sigmas else 5):
+            sheet.letters((row, column), plane.cut)
+        sheet.name(row, plane.cut.name)
+    sheet.scale(4, "PuOr", -spread, spread)
+    if sigmas:
+        sheet.scale(5, "viridis", low, high)
+    return sheet.figure
 
 
 def metric_maps(result: Shown, titles: Sequence[str] = ()) -> Figure:
@@ -64,31 +60,25 @@ def metric_maps(result: Shown, titles: Sequence[str] = ()) -> Figure:
     planes = [plane for plane in result.planes if plane.sigma is not None and plane.weights is not None]
     layers = [np.concatenate([np.asarray(plane.sigma)[None], np.asarray(plane.weights)]) for plane in planes]
     columns = len(layers[0])
-    figure, grid = _figure(planes, columns)
-    low, high = (np.array([ends([layer[i] for layer in layers]) for i in range(columns)]) for ends in (_least, _most))
-    high = np.maximum(high, low + 1e-3)
-    for row, (axes, plane, layer) in enumerate(zip(grid, planes, layers, strict=True)):
-        for i, axis in enumerate(axes):
-            show_image(axis, plane.before, plane)
-            shown = axis.imshow(layer[i], cmap="viridis", vmin=low[i], vmax=high[i], alpha=0.6, aspect=plane.aspect)
-            mark_sides(axis, plane.cut)
-            if row == 0:
-                unit = "mm" if i == 0 else "weight"
-                figure.colorbar(shown, ax=grid[:, i], shrink=0.6, location="bottom", ticks=MaxNLocator(3), label=unit)
-        name_row(axes[0], plane.cut.name)
-    for axis, title in zip(
-        grid[0], ["sigma(x) in mm", *(titles or [f"weight {i}" for i in range(1, columns)])], strict=True
-    ):
-        axis.set_title(title)
-    return figure
+    sheet = Sheet.of(planes, ["sigma(x) in mm", *(titles or [f"weight {i}" for i in range(1, columns)])])
+    for i in range(columns):
+        low, high = _ends([layer[i] for layer in layers])
+        high = max(high, low + 1e-3)
+        for row, (plane, layer) in enumerate(zip(planes, layers, strict=True)):
+            sheet.show((row, i), plane.before)
+            sheet.show((row, i), layer[i], "viridis", low, high, alpha=0.6)
+            sheet.letters((row, i), plane.cut)
+        sheet.scale(i, "viridis", low, high, alpha=0.6)
+    for row, plane in enumerate(planes):
+        sheet.name(row, plane.cut.name)
+    return sheet.figure
 
 
-def _least(layers: Sequence[Array]) -> float:
-    return min(float(layer.min()) for layer in layers)
-
-
-def _most(layers: Sequence[Array]) -> float:
-    return max(float(layer.max()) for layer in layers)
+def _ends(layers: Sequence[Array]) -> tuple[float, float]:
+    """The least and the largest value of all."""
+    return min([float(layer.min()) for layer in layers], default=0.0), max(
+        [float(layer.max()) for layer in layers], default=1.0
+    )
 
 
 def jacobian_histogram(result: Registered) -> Figure:
@@ -121,9 +111,11 @@ def overlap_bars(result: Registered, column: int = 45) -> Figure:
     figure.subplots_adjust(**place, wspace=(beside + 0.1) / max(1.0, (width - beside) / len(parts) - beside))
     for axis, part, names in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, names_of, strict=True):
         rows = np.arange(len(part))
-        axis.barh(rows, [after.target_overlap[i] for i in part], color=BLUE, height=0.75, label="after")
+        axis.hlines(rows, 0, [after.target_overlap[i] for i in part], color=BLUE, linewidth=8, label="after")
         axis.scatter([before.target_overlap[i] for i in part], rows, color=RED, s=10, zorder=3, label="before (affine)")
-        axis.set_yticks(rows, names, fontsize=8)
+        axis.set_yticks([])
+        for row, name in enumerate(names):  # ticks and bars of their own, one by one, take long to draw
+            axis.text(-0.02, row, name, ha="right", va="center", fontsize=8)
         axis.set_ylim(len(parts[0]) - 0.3, -0.7)
         axis.set_xlim(0, 1)
         axis.set_xlabel("target overlap")
@@ -160,85 +152,40 @@ def energy_curves(history: Sequence[tuple[int, dict[str, float]]], unit: str = "
 
 def metric_panels(rows: dict[str, Plane], sigma: dict[str, Array], unit: str, *, truth: Array | None = None) -> Figure:
     """For each name a row: source, target, warped, grid and sigma(x), on one scale of sigma; the true one beside it."""
-    count = 5 if truth is None else 6
-    figure = Figure(figsize=(2.9 * count, 2.9 * len(rows)), layout="constrained")
-    grid = figure.subplots(len(rows), count, squeeze=False)
-    low, high = min(float(f.min()) for f in sigma.values()), max(float(f.max()) for f in sigma.values())
-    for axes, (name, plane) in zip(grid, rows.items(), strict=True):
-        images = ((plane.before, "source"), (plane.fixed, "target"), (plane.after, "warped source"))
-        for axis, (image, title) in zip(axes, images, strict=False):
-            show_image(axis, image, plane)
-            axis.set_title(title)
-        name_row(axes[0], name)
-        show_grid(axes[3], plane)
-        axes[3].set_title("warped grid")
-        shown = axes[4].imshow(sigma[name], cmap="viridis", vmin=low, vmax=high, aspect=plane.aspect)
-        axes[4].set_title("sigma(x), learned")
-        figure.colorbar(shown, ax=axes[4], shrink=0.8, label=unit)
+    titles = ["source", "target", "warped source", "warped grid", f"sigma(x), learned ({unit})"]
+    titles += [] if truth is None else [f"sigma(x), true ({unit}; own scale)"]
+    sheet = Sheet.of(list(rows.values()), titles)
+    low, high = _ends(list(sigma.values()))
+    for row, (name, plane) in enumerate(rows.items()):
+        for column, image in enumerate((plane.before, plane.fixed, plane.after)):
+            sheet.show((row, column), image)
+        show_grid(sheet, (row, 3), plane)
+        sheet.show((row, 4), sigma[name], "viridis", low, high)
         if truth is not None:
-            shown = axes[5].imshow(truth, cmap="viridis", aspect=plane.aspect)
-            axes[5].set_title("sigma(x), true (own scale)")
-            figure.colorbar(shown, ax=axes[5], shrink=0.8, label=unit)
-    _without_axes(grid.flat)
-    return figure
+            sheet.show((row, 5), truth, "viridis", *_ends([truth]))
+        sheet.name(row, name)
+    sheet.scale(4, "viridis", low, high)
+    if truth is not None:
+        sheet.scale(5, "viridis", *_ends([truth]))
+    return sheet.figure
 
 
 def weight_maps(rows: dict[str, Array], titles: Sequence[str]) -> Figure:
     """The weights (N, rows, columns) of every name side by side, on one scale from 0 to 1."""
-    figure = Figure(figsize=(2.5 * len(titles) + 1, 2.4 * len(rows) + 0.4), layout="constrained")
-    grid = figure.subplots(len(rows), len(titles), squeeze=False)
-    for axes, (name, weights) in zip(grid, rows.items(), strict=True):
-        for axis, weight in zip(axes, weights, strict=True):
-            shown = axis.imshow(weight, cmap="viridis", vmin=0, vmax=1)
-        name_row(axes[0], name)
-    for axis, title in zip(grid[0], titles, strict=True):
-        axis.set_title(title)
-    figure.colorbar(shown, ax=grid, shrink=0.6, label="weight")
-    _without_axes(grid.flat)
-    return figure
+    sheet = Sheet([weights.shape[1:] for weights in rows.values()], titles)
+    for row, (name, weights) in enumerate(rows.items()):
+        for column, weight in enumerate(weights):
+            sheet.show((row, column), weight, "viridis")
+        sheet.name(row, name)
+    for column in range(len(titles)):
+        sheet.scale(column, "viridis", 0, 1)
+    return sheet.figure
 
 
-def show_image(axis: Any, image: Array, plane: Plane, alpha: float = 1.0) -> None:
-    axis.imshow(image, cmap="gray", vmin=0, vmax=1, alpha=alpha, aspect=plane.aspect)
-
-
-def show_grid(axis: Any, plane: Plane) -> None:
+def show_grid(sheet: Sheet, at: tuple[int, int], plane: Plane) -> None:
     """The source's straight grid lines as the map bends them: level sets of the rows and columns points come from."""
-    show_image(axis, plane.after, plane, alpha=0.4)
+    sheet.show(at, plane.after, alpha=0.4)
     rows, columns = plane.after.shape
     step = max(2, min(rows, columns) // 32)
     for coordinate, count in zip(plane.positions, (rows, columns), strict=True):
-        axis.contour(coordinate, levels=np.arange(0, count, step), colors=BLUE, linewidths=0.6)
-
-
-def mark_sides(axis: Any, cut: Cut) -> None:
-    """The letters of the patient's sides at the picture's edges."""
-    places = [(0.02, 0.5, "left", "center"), (0.98, 0.5, "right", "center")]
-    places += [(0.5, 0.98, "center", "top"), (0.5, 0.02, "center", "bottom")]
-    for letter, (x, y, across, along) in zip(cut.letters, places, strict=True):
-        text = axis.text(x, y, letter, transform=axis.transAxes, ha=across, va=along, color="white", fontsize=8)
-        text.set_bbox({"facecolor": "black", "alpha": 0.5, "pad": 0.8, "edgecolor": "none"})
-        text.set_visible(bool(letter))
-        text.set_in_layout(False)  # it lies inside
-
-
-def _figure(planes: Sequence[Plane], columns: int) -> tuple[Figure, Array]:
-    """A row for every plane, as high as its picture wants to be, and `columns` columns."""
-    shapes = [(plane.fixed.shape[0] * plane.pixel_mm[0], plane.fixed.shape[1] * plane.pixel_mm[1]) for plane in planes]
-    heights = [min(1.6, max(0.5, high / wide)) for high, wide in shapes] or [1.0]
-    width = 15 / max(columns, 4)
-    figure = Figure(figsize=(width * columns, 0.9 * width * sum(heights) + 0.5), layout="constrained")
-    grid = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights)
-    _without_axes(grid.flat)
-    return figure, grid
-
-
-def name_row(axis: Any, name: str) -> None:
-    """To the left of a row of pictures."""
-    axis.text(-0.03, 0.5, name, transform=axis.transAxes, rotation=90, ha="right", va="center")
-
-
-def _without_axes(axes: Iterable[Any]) -> None:
-    """Pictures need none, and they take long to draw."""
-    for axis in axes:
-        axis.set_axis_off()
+        sheet.lines(at, coordinate, np.arange(0, count, step), BLUE)

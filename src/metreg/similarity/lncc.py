@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -107,8 +108,14 @@ def window_sum(f: Tensor, window: int, kernel: Kernel) -> Tensor:
         return summed
     std = ((window**2 - 1) / 12) ** 0.5
     for d, n in enumerate(f.shape[2:]):
-        f = along_axis(gaussian_matrix(n, 1.0, std).to(f), f, d + 2)
+        f = along_axis(_gaussian(n, std, f.dtype, f.device), f, d + 2)
     return f
+
+
+@lru_cache(maxsize=64)
+def _gaussian(n: int, std: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Made once: what is recorded on a GPU must not bring tensors there."""
+    return gaussian_matrix(n, 1.0, std).to(dtype=dtype, device=device)
 
 
 class BoxSum(torch.autograd.Function):

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from metreg.energy import Energy, Slope
-from metreg.flow.stationary import reach, speed
+from metreg.fields import speed
+from metreg.flow.stationary import reach
 from metreg.grid import Grid
 from metreg.solve.timesteps import TimeSteps
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from metreg.checks import MetregError
 from metreg.config import SolveSettings
 from metreg.energy import Energy, Problem
-from metreg.flow.stationary import speed
 from metreg.kernels.replay import Replay
 from metreg.solve.lbfgs import Lbfgs
 from metreg.solve.timesteps import TimeSteps
@@ -117,7 +116,7 @@ def _pairwise_sgd(problem: Problem, m: Tensor, settings: SolveSettings, iteratio
 def _lbfgs(problem: Problem, m: Tensor, settings: SolveSettings, iterations: int) -> Iterator[Tensor]:
     """The energies by term of the best momenta so far, (iterations, terms), a few iterations at a time."""
     steps = TimeSteps(problem.flow, m)
-    steps.begin_at(speed(problem.metric.sharp(m), problem.scene.map_grid))
+    steps.begin_at(problem.metric.motion(m).speed)
     search = Lbfgs(problem, m, steps)
     values = m.new_zeros(iterations, len(Energy._fields))
     done = torch.zeros((), dtype=torch.long, device=m.device)

@@ -11,7 +11,7 @@ from torch import Tensor
 from metreg.config import FlowSettings
 from metreg.energy import Energy, Slope, too_far
 from metreg.flow.maps import bernstein_coefficients, bernstein_minimum
-from metreg.flow.stationary import FASTEST, flow, speed
+from metreg.flow.stationary import FASTEST, flow
 from metreg.grid import Grid
 from metreg.metric.multi_gaussian import MultiGaussian
 from metreg.solve.lbfgs import Lbfgs
@@ -75,8 +75,7 @@ class _Folding:
 
     def slope(self, m: Tensor, steps: int | None) -> Slope:
         with torch.no_grad():
-            v = self.metric.sharp(m)
-            speeds = speed(v, self.map_grid)
+            v, _, speeds = self.metric.motion(m)
             if not bool((speeds < FASTEST).all()):
                 return too_far(m, v, speeds)
         with torch.enable_grad():
