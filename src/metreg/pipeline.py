@@ -14,6 +14,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -90,9 +91,10 @@ def register(
     names = read_label_names(label_names)
 
     files = {"moving image": moving, "fixed image": fixed, "moving mask": moving_mask, "fixed mask": fixed_mask}
+    Thread(target=import_module, args=("metreg.report.pair",)).start()  # while other things are waited for
     with ThreadPoolExecutor() as pool:
         pool.submit(_wake_device, on_device)
-        pool.submit(_wake_libraries)
+        pool.submit(import_module, "scipy.optimize")
         images = _read({**files, "moving labels": moving_labels, "fixed labels": fixed_labels}, pool)
         source, target = images["moving image"], images["fixed image"]
         source_mask, target_mask = images.get("moving mask"), images.get("fixed mask")
@@ -183,11 +185,6 @@ def _read(files: Mapping[str, Any], pool: Executor) -> dict[str, Image]:
 def _wake_device(device: torch.device) -> None:
     """Its first use takes a while, in which files can be read; what is wrong with it is said where it is used."""
     load_kernels(torch.zeros(1, device=device))
-
-
-def _wake_libraries() -> None:
-    for name in ("scipy.optimize", "metreg.report.pair", "jinja2"):
-        import_module(name)
 
 
 def predict_weights(learned: MetricFile, pair: Pair, settings: Settings, *, mean: bool = False) -> Tensor | WeightsOf:

@@ -211,7 +211,8 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def embedded(html: str | None) -> list[dict[str, Any]]:
     found = re.search(r'id="viewer-data">(.*?)</script>', html or "", re.S)
     assert found
-    return json.loads(found[1])["layers"]
+    volumes = re.findall(r'id="viewer-volume-\d+">(.*?)</script>', html or "", re.S)
+    return [{**layer, "nifti": volume} for layer, volume in zip(json.loads(found[1])["layers"], volumes, strict=True)]
 
 
 def image_of(layer: dict[str, Any]) -> nib.Nifti1Image:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+import jinja2
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -80,8 +81,6 @@ def render(
 
 def template(name: str) -> Any:
     """A jinja2 template of this folder; what is put into it is escaped."""
-    import jinja2
-
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(files("metreg.report").joinpath(name).read_text(encoding="utf-8"))
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from metreg.evaluate.overlap import Overlap
@@ -46,8 +47,7 @@ def panel(result: Shown) -> Figure:
         sheet.show((row, 4), np.log2(plane.jacobian.clip(2**-spread, 2**spread)), "PuOr", -spread, spread)
         if plane.sigma is not None:
             sheet.show((row, 5), plane.sigma, "viridis", low, high)
-        for column in range(6 if sigmas else 5):
-            sheet.letters((row, column), plane.cut)
+        sheet.letters((row, 0), plane.cut)
         sheet.name(row, plane.cut.name)
     sheet.scale(4, "PuOr", -spread, spread)
     if sigmas:
@@ -67,9 +67,9 @@ def metric_maps(result: Shown, titles: Sequence[str] = ()) -> Figure:
         for row, (plane, layer) in enumerate(zip(planes, layers, strict=True)):
             sheet.show((row, i), plane.before)
             sheet.show((row, i), layer[i], "viridis", low, high, alpha=0.6)
-            sheet.letters((row, i), plane.cut)
         sheet.scale(i, "viridis", low, high, alpha=0.6)
     for row, plane in enumerate(planes):
+        sheet.letters((row, 0), plane.cut)
         sheet.name(row, plane.cut.name)
     return sheet.figure
 
@@ -84,11 +84,10 @@ def _ends(layers: Sequence[Array]) -> tuple[float, float]:
 def jacobian_histogram(result: Registered) -> Figure:
     """How often which Jacobian determinant occurs inside the brain, on a logarithmic scale."""
     det = result.brain_jacobian
-    figure = Figure(figsize=(9, 2.8), layout="constrained")
-    axis = figure.subplots()
+    figure, axis = _plot(2.8)
     log = np.log2(det.clip(2.0**-6, 2.0**6))
     edge = max(0.25, float(np.abs(log).max()))
-    axis.hist(log, bins=np.linspace(-edge, edge, 121).tolist(), color=BLUE)
+    axis.stairs(*np.histogram(log, bins=120, range=(-edge, edge)), fill=True, color=BLUE)
     axis.axvline(0, color="0.4", linewidth=0.8)
     for share, at in zip(("1 %", "99 %"), np.percentile(log, (1, 99)), strict=True):
         axis.axvline(at, color=RED, linewidth=0.9, linestyle="--")
@@ -96,6 +95,12 @@ def jacobian_histogram(result: Registered) -> Figure:
     axis.set_xlabel("log2 of the determinant, fixed to moving points: at 1, moving tissue is pressed into half its volume")
     axis.set_ylabel("voxels")
     return figure
+
+
+def _plot(height: float) -> tuple[Figure, Axes]:
+    """A figure, so many inches high, with room for numbers and names at its axes."""
+    figure = Figure(figsize=(9, height))
+    return figure, figure.add_axes((0.09, 0.5 / height, 0.9, 1 - 0.6 / height))
 
 
 def overlap_bars(result: Registered, column: int = 45) -> Figure:
@@ -131,8 +136,7 @@ def _short(name: str) -> str:
 
 def energy_curves(history: Sequence[tuple[int, dict[str, float]]], unit: str = "iteration") -> Figure:
     """Energy by term over iterations, or another `unit`; levels or stages are set apart. `history` holds (level, terms)."""
-    figure = Figure(figsize=(9, 3), layout="constrained")
-    axis = figure.subplots()
+    figure, axis = _plot(3.0)
     names = [name for name in (history[0][1] if history else ()) if any(terms[name] for _, terms in history)]
     for name, colour in zip(names, COLOURS, strict=False):
         axis.plot([terms[name] for _, terms in history], label=name, color=colour)

@@ -44,6 +44,7 @@ def viewer_html(layers: Sequence[Layer]) -> str | None:
     The first layer is the base: its grid is what the slices show, the others are resampled to it and drawn over it.
     """
     import jinja2
+    from markupsafe import Markup
 
     vendor = files("metreg.report").joinpath("vendor")
     bundle, licence = vendor.joinpath("niivue.umd.js.gz"), vendor.joinpath("niivue.LICENSE")
@@ -56,8 +57,9 @@ def viewer_html(layers: Sequence[Layer]) -> str | None:
     return template.render(
         layers=layers,
         colours=COLOURS,
+        volumes=[Markup(layer.pop("nifti")) for layer in packed],
         data={"layers": packed, "colours": {name: _table(name) for name in COLOURS}},
-        bundle=base64.b64encode(bundle.read_bytes()).decode(),
+        bundle=Markup(base64.b64encode(bundle.read_bytes()).decode()),
         licence=licence.read_text(encoding="utf-8"),
     )
 

@@ -68,13 +68,14 @@ def register(
     more = with_options(changes, seed=seed, model=model, affine=affine)
     make_settings(preset, config=config, changes=more)  # what is wrong with them should not wait for the rest
     check_output(out, overwrite=overwrite)
-    gc.disable()  # libraries make a million objects that stay: they need not be looked through
+    gc.disable()  # libraries make a million objects that stay: they need not be looked through, nor often
     try:
         from metreg import pipeline
         from metreg.choice import choose
         from metreg.results import NAMES
     finally:
         gc.freeze()
+        gc.set_threshold(100_000)
         gc.enable()
     metric, settings = choose(fixed, metric, preset=preset, config=config, changes=more, weights=weights is not None)
 
