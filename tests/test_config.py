@@ -35,7 +35,7 @@ def test_the_command_line_wins_over_the_file_which_wins_over_the_preset(tmp_path
         ("metric.weights=[0.5, 0.5]", "metric: weights: wanted 4 numbers of sum one"),
         ("flow.steps=0", "flow.steps: input should be greater than or equal to 1, got 0"),
         ("flow.map_factor=1.5", "flow.map_factor: input should be less than or equal to 1, got 1.5"),
-        ("similarity.window=4", "similarity.window: must be odd, got 4"),
+        ("similarity.window=4", "similarity.window: must be odd, 3 or more, or less than 1, got 4"),
         ("similarity.name=psnr", "similarity.name: input should be"),
         ("solve.iterations=[3]", "solve: shrink names 3 levels, iterations 1"),
         ("metric.sigma=[1e9]", "metric.sigma.0: input should be less than or equal to 100"),

@@ -28,6 +28,12 @@ def _odd(value: int) -> int:
 Odd = Annotated[int, AfterValidator(_odd)]
 
 
+def _voxels_or_less_than_one(value: float) -> float:
+    if value < 1 or (value >= 3 and value % 2 == 1):
+        return value if value < 1 else int(value)
+    raise ValueError(f"must be odd, 3 or more, or less than 1, got {value:g}")
+
+
 class _Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -115,8 +121,8 @@ class SimilaritySettings(_Settings):
     """Squared differences, correlation, local correlation, or mutual information (across modalities)."""
     weight: Positive = 100.0
     """Factor of the similarity, which by itself is between 0 and 1 for ncc, lncc and mi."""
-    window: Annotated[Odd, Field(ge=3)] = 7
-    """Width of the local window in voxels, odd (lncc)."""
+    window: Annotated[float, Field(gt=0), AfterValidator(_voxels_or_less_than_one)] = 7
+    """Width of the local window (lncc): voxels, odd; or less than 1, in reference lengths, the same at every resolution."""
     kernel: Literal["box", "gaussian"] = "box"
     """Shape of the local window (lncc)."""
     bins: Annotated[int, Field(ge=8, le=256)] = 32

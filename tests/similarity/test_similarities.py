@@ -8,7 +8,8 @@ from torch.autograd import gradcheck
 
 from helpers import adjoint_gap, random_field
 from metreg.config import SimilaritySettings
-from metreg.similarity import Similarity
+from metreg.grid import Grid
+from metreg.similarity import Similarity, window_on
 from metreg.similarity.lncc import lncc, window_sum
 from metreg.similarity.mi import cubic_b_spline, mutual_information
 from metreg.similarity.ncc import ncc
@@ -139,9 +140,15 @@ def test_gradients(name: str) -> None:
     assert gradcheck(lambda a: ALL[name](a, b, mask), (a,), atol=2e-4)
 
 
+@pytest.mark.parametrize(("spacing", "voxels"), [(0.005, 11), (0.008, 7), (0.01, 5), (0.3, 5)])
+def test_a_window_may_be_as_wide_at_every_resolution(spacing: float, voxels: int) -> None:
+    grid = Grid((20, 20, 20), (spacing,) * 3)
+    assert window_on(grid, 0.055) == voxels and window_on(grid, 9) == 9
+
+
 @pytest.mark.parametrize("name", ["ssd", "ncc", "lncc", "mi"])
 def test_settings_name_them_all(name: str) -> None:
 
     a, b = images()
     settings = SimilaritySettings.model_validate({"name": name, "weight": 2.0, "window": 3, "bins": 12})
-    torch.testing.assert_close(Similarity(settings)(a, b), 2 * ALL[name](a, b))
+    torch.testing.assert_close(Similarity(settings)(a, b, Grid.unit_cube(tuple(a.shape[2:]))), 2 * ALL[name](a, b))

@@ -19,17 +19,17 @@ class Similarity:
 
     def __init__(self, settings: SimilaritySettings) -> None:
         self.settings = settings
-        self.local = Lncc(settings.window, settings.kernel)
+        self.local: dict[int, Lncc] = {}
 
-    def __call__(self, warped: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Of each pair.  warped, target (B, C, *S), mask (B, 1, *S) of weights in [0, 1] -> (B,)."""
+    def __call__(self, warped: Tensor, target: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
+        """Of each pair.  warped, target (B, C, *S) on `grid`, mask (B, 1, *S) of weights in [0, 1] -> (B,)."""
         match self.settings.name:
             case "ssd":
                 value = ssd(warped, target, mask)
             case "ncc":
                 value = ncc(warped, target, mask)
             case "lncc":
-                value = self.local(warped, target, mask)
+                value = self._local_on(grid)(warped, target, mask)
             case "mi":
                 value = mutual_information(warped, target, mask, bins=self.settings.bins)
         return self.settings.weight * value
@@ -41,4 +41,17 @@ class Similarity:
 
             value: Tensor = WarpedNcc.apply(source, phi_inv, target, mask, grid, TINY)  # type: ignore[no-untyped-call]
             return self.settings.weight * value
-        return self(warp(source, phi_inv, grid), target, mask)
+        return self(warp(source, phi_inv, grid), target, grid, mask)
+
+    def _local_on(self, grid: Grid) -> Lncc:
+        """One for every window, which remembers its target."""
+        window = window_on(grid, self.settings.window)
+        return self.local.setdefault(window, Lncc(window, self.settings.kernel))
+
+
+def window_on(grid: Grid, width: float) -> int:
+    """The odd number of voxels nearest to a width in reference lengths, but at least five; 1 or more are voxels already."""
+    if width >= 1:
+        return int(width)
+    voxels = width / grid.cell_volume ** (1 / grid.dim)
+    return max(5, 2 * round((voxels - 1) / 2) + 1)
