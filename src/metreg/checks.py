@@ -24,7 +24,10 @@ def check_field(name: str, f: Tensor, grid: Grid, *, channels: int | None = None
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device that `auto`, `cpu`, `cuda` or `cuda:N` stands for; a GPU by its number, for threads of their own."""
+    """The torch device that `auto`, `cpu`, `cuda` or `cuda:N` stands for; a GPU by its number, for threads of their own.
+
+    It becomes the one on which kernels are launched from this thread.
+    """
     import torch
 
     if name == "auto":
@@ -39,4 +42,7 @@ def pick_device(name: str) -> torch.device:
         raise MetregError(
             f"device: '{name}' was asked for, but {torch.cuda.device_count()} CUDA devices are here; use --device cpu"
         )
-    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        torch.cuda.set_device(device)
+    return device

@@ -11,7 +11,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
@@ -91,7 +91,7 @@ def register(
     names = read_label_names(label_names)
 
     files = {"moving image": moving, "fixed image": fixed, "moving mask": moving_mask, "fixed mask": fixed_mask}
-    Thread(target=import_module, args=("metreg.report.pair",)).start()  # while other things are waited for
+    Thread(target=_wake_report).start()
     with ThreadPoolExecutor() as pool:
         pool.submit(_wake_device, on_device)
         pool.submit(import_module, "scipy.optimize")
@@ -184,7 +184,14 @@ def _read(files: Mapping[str, Any], pool: Executor) -> dict[str, Image]:
 
 def _wake_device(device: torch.device) -> None:
     """Its first use takes a while, in which files can be read; what is wrong with it is said where it is used."""
-    load_kernels(torch.zeros(1, device=device))
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # each thread has its own
+        load_kernels(torch.zeros(1, device=device))
+
+
+def _wake_report() -> None:
+    """Its libraries are read while other things are waited for; what is wrong with them is said where they are used."""
+    with suppress(Exception):
+        import_module("metreg.report.pair")
 
 
 def predict_weights(learned: MetricFile, pair: Pair, settings: Settings, *, mean: bool = False) -> Tensor | WeightsOf:

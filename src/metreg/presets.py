@@ -41,7 +41,7 @@ BRAIN = {
         "tolerance": 0.0003,
     },
 }
-"""T1 brains without skulls, for the metric brain-t1: chosen on pairs of three people, with each other and with three others."""
+"""T1 brains without skulls, for the metric brain-t1: chosen on pairs of three people, with each other and three others."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},

@@ -42,18 +42,29 @@ class MultiGaussian:
             return MultiGaussian(self.gaussians, self.weights(m), self.tau)
 
     def sharp(self, m: Tensor) -> Tensor:
-        return self.motion(m).v
+        w = self.at(m).w
+        return self._fast(m, w).v if self._is_fast(m, w) else self._plain(m, w)
 
     def motion(self, m: Tensor) -> Motion:
-        w, gaussians = self.at(m).w, self.gaussians
-        if is_fast(m) and (w.dim() > 1 or isinstance(gaussians, SeparableGaussians)):
-            from metreg.kernels.smooth_gpu import Sharp
+        w, grid = self.at(m).w, self.gaussians.grid
+        if self._is_fast(m, w):
+            return self._fast(m, w)
+        v = self._plain(m, w)
+        return Motion(v, inner(m, v, grid), speed(v, grid))
 
-            return Motion(*Sharp.apply(m, w, self.tau, gaussians.matrices, gaussians.grid.spacing))  # type: ignore[no-untyped-call]
+    def _is_fast(self, m: Tensor, w: Tensor) -> bool:
+        return is_fast(m) and (w.dim() > 1 or isinstance(self.gaussians, SeparableGaussians))
+
+    def _fast(self, m: Tensor, w: Tensor) -> Motion:
+        from metreg.kernels.smooth_gpu import Sharp
+
+        gaussians = self.gaussians
+        return Motion(*Sharp.apply(m, w, self.tau, gaussians.matrices, gaussians.grid.spacing))  # type: ignore[no-untyped-call]
+
+    def _plain(self, m: Tensor, w: Tensor) -> Tensor:
         windowed = m if self.tau is None else self.tau * m
-        v = gaussians.mixed(windowed, w) if w.dim() == 1 else gaussians.local(windowed, w)
-        v = v if self.tau is None else self.tau * v
-        return Motion(v, inner(m, v, gaussians.grid), speed(v, gaussians.grid))
+        v = self.gaussians.mixed(windowed, w) if w.dim() == 1 else self.gaussians.local(windowed, w)
+        return v if self.tau is None else self.tau * v
 
     def local_sigma(self) -> Tensor:
         w = self.local_weights()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from metreg.data.formats import Image
@@ -39,6 +41,11 @@ def label_layer(name: str, values: Array, affine: Array) -> Layer:
 def shown_range(values: Array) -> tuple[float, float]:
     """What is shown as black and as white."""
     low = float(values.min())
-    some = values.reshape(-1)[:: max(1, values.size // ENOUGH)]
+    step = max(1, values.size // ENOUGH)
+    while math.gcd(step, values.size) > 1:  # or it might see a few slices only
+        step += 1
+    some = values.reshape(-1)[::step]
     above = some[some > low]
+    if not above.size:
+        above = values[values > low]
     return low, float(np.percentile(above, 99.5)) if above.size else low + 1

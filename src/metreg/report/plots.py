@@ -63,7 +63,6 @@ def metric_maps(result: Shown, titles: Sequence[str] = ()) -> Figure:
     sheet = Sheet.of(planes, ["sigma(x) in mm", *(titles or [f"weight {i}" for i in range(1, columns)])])
     for i in range(columns):
         low, high = _ends([layer[i] for layer in layers])
-        high = max(high, low + 1e-3)
         for row, (plane, layer) in enumerate(zip(planes, layers, strict=True)):
             sheet.show((row, i), plane.before)
             sheet.show((row, i), layer[i], "viridis", low, high, alpha=0.6)
@@ -75,10 +74,9 @@ def metric_maps(result: Shown, titles: Sequence[str] = ()) -> Figure:
 
 
 def _ends(layers: Sequence[Array]) -> tuple[float, float]:
-    """The least and the largest value of all."""
-    return min([float(layer.min()) for layer in layers], default=0.0), max(
-        [float(layer.max()) for layer in layers], default=1.0
-    )
+    """The least and the largest value of all; not the same, so that rounding is not drawn as if it were something."""
+    low = min([float(layer.min()) for layer in layers], default=0.0)
+    return low, max([float(layer.max()) for layer in layers] + [low + 1e-3])
 
 
 def jacobian_histogram(result: Registered) -> Figure:
@@ -100,7 +98,7 @@ def jacobian_histogram(result: Registered) -> Figure:
 def _plot(height: float) -> tuple[Figure, Axes]:
     """A figure, so many inches high, with room for numbers and names at its axes."""
     figure = Figure(figsize=(9, height))
-    return figure, figure.add_axes((0.09, 0.5 / height, 0.9, 1 - 0.6 / height))
+    return figure, figure.add_axes((0.09, 0.5 / height, 0.9, 1 - 0.7 / height))
 
 
 def overlap_bars(result: Registered, column: int = 45) -> Figure:
@@ -156,8 +154,8 @@ def energy_curves(history: Sequence[tuple[int, dict[str, float]]], unit: str = "
 
 def metric_panels(rows: dict[str, Plane], sigma: dict[str, Array], unit: str, *, truth: Array | None = None) -> Figure:
     """For each name a row: source, target, warped, grid and sigma(x), on one scale of sigma; the true one beside it."""
-    titles = ["source", "target", "warped source", "warped grid", f"sigma(x), learned ({unit})"]
-    titles += [] if truth is None else [f"sigma(x), true ({unit}; own scale)"]
+    titles = ["source", "target", "warped source", "warped grid", "sigma(x), learned"]
+    titles += [] if truth is None else ["sigma(x), true (own scale)"]
     sheet = Sheet.of(list(rows.values()), titles)
     low, high = _ends(list(sigma.values()))
     for row, (name, plane) in enumerate(rows.items()):
@@ -168,9 +166,9 @@ def metric_panels(rows: dict[str, Plane], sigma: dict[str, Array], unit: str, *,
         if truth is not None:
             sheet.show((row, 5), truth, "viridis", *_ends([truth]))
         sheet.name(row, name)
-    sheet.scale(4, "viridis", low, high)
+    sheet.scale(4, "viridis", low, high, unit=unit)
     if truth is not None:
-        sheet.scale(5, "viridis", *_ends([truth]))
+        sheet.scale(5, "viridis", *_ends([truth]), unit=unit)
     return sheet.figure
 
 

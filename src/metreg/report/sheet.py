@@ -32,7 +32,15 @@ class Sheet:
         self.axes.set_axis_off()
         self.axes.set(xlim=(0, across), ylim=(down, 0), autoscale_on=False)
         for column, title in enumerate(titles):
-            self.axes.text(self._left(column) + self.width / 2, TITLE - 0.08, title, ha="center", va="bottom", fontsize=12)
+            self.axes.text(
+                self._left(column) + self.width / 2,
+                TITLE - 0.08,
+                title,
+                ha="center",
+                va="bottom",
+                fontsize=12,
+                parse_math=False,
+            )
 
     @classmethod
     def of(cls, planes: Sequence[Plane], titles: Sequence[str]) -> Sheet:
@@ -43,7 +51,7 @@ class Sheet:
     def name(self, row: int, name: str) -> None:
         """Of a row, on its left."""
         middle = self._top(row) + self.heights[row] / 2
-        self.axes.text(NAME - 0.08, middle, name, rotation=90, ha="right", va="center")
+        self.axes.text(NAME - 0.08, middle, name, rotation=90, ha="right", va="center", parse_math=False)
 
     def show(
         self, at: tuple[int, int], values: Array, colours: str = "gray", low: float = 0, high: float = 1, alpha: float = 1
@@ -71,12 +79,13 @@ class Sheet:
                 place = (x + a * wide, y + b * high)
                 self.axes.text(*place, letter, ha=across, va=along, color="white", fontsize=8, bbox=back)
 
-    def scale(self, column: int, colours: str, low: float, high: float, alpha: float = 1) -> None:
+    def scale(self, column: int, colours: str, low: float, high: float, alpha: float = 1, unit: str = "") -> None:
         """What the colours of a column mean, below it."""
         x, wide = self._left(column) + 0.15 * self.width, 0.7 * self.width
         shades = np.linspace(0, 1, 256)[None]
         extent = (x, x + wide, self.bottom + 0.14, self.bottom + 0.02)
         self.axes.imshow(shades, cmap=colours, vmin=0, vmax=1, alpha=alpha, extent=extent, aspect="auto")
+        self.axes.text(x + wide + 0.05, self.bottom + 0.08, unit, va="center", fontsize=8)
         for tick in MaxNLocator(3).tick_values(low, high):
             if low <= tick <= high:
                 place = x + wide * (tick - low) / max(high - low, 1e-30)

@@ -39,10 +39,7 @@ def training_page(
         )
         sections.append(Section("Weights", [weight_histories(np.array(learned), widths_mm)], spread))
     if examples:
-        pictures = [panel(plane) for plane in examples.values()]
-        for name, picture in zip(examples, pictures, strict=True):
-            picture.suptitle(name)
-        sections.append(Section("A few of the training pairs", pictures))
+        sections += [Section(f"A training pair: {name}", [panel(plane)]) for name, plane in examples.items()]
     sections.append(Section("Facts", [Table("", ("what", "value"), rows)]))
     return render(
         "A learned metric",

@@ -1,4 +1,4 @@
-"""Local normalised cross-correlation: ncc^2 in a window around every voxel. The cost does not depend on the window."""
+"""Local normalised cross-correlation: ncc^2 in a window around every voxel, whose width costs nothing on a CPU."""
 
 from __future__ import annotations
 
