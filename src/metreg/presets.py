@@ -34,7 +34,7 @@ BRAIN = {
     "flow": {"steps": 5},
     "similarity": {"window": 0.065},
     "solve": {
-        "regularity": 2000.0,
+        "regularity": 2600.0,
         "folding": 1000.0,
         "least_determinant": 0.2,
         "iterations": [100, 100, 80],

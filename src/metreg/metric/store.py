@@ -41,7 +41,7 @@ class MetricFile:
     """What it was trained on and with, and how that went."""
     licence: str = "Apache-2.0"
     used: dict[str, Any] = field(default_factory=dict)
-    """The USED settings it was trained with."""
+    """The USED settings with which it registers: those of its training, unless better ones were found since."""
     template: Tensor | None = None
     """The mean of the images it was trained on, (1, 1, *S) in [0, 1], coarse: for pictures."""
     template_mm: tuple[float, ...] = ()
