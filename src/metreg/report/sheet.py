@@ -85,7 +85,7 @@ class Sheet:
         shades = np.linspace(0, 1, 256)[None]
         extent = (x, x + wide, self.bottom + 0.14, self.bottom + 0.02)
         self.axes.imshow(shades, cmap=colours, vmin=0, vmax=1, alpha=alpha, extent=extent, aspect="auto")
-        self.axes.text(x + wide + 0.05, self.bottom + 0.08, unit, va="center", fontsize=8)
+        self.axes.text(x - 0.05, self.bottom + 0.08, unit, ha="right", va="center", fontsize=8)
         for tick in MaxNLocator(3).tick_values(low, high):
             if low <= tick <= high:
                 place = x + wide * (tick - low) / max(high - low, 1e-30)
