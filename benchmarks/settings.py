@@ -16,6 +16,7 @@ import numpy as np
 from metreg.data.datasets import PairFiles, read_pairs
 from metreg.data.formats import Image
 from metreg.data.io import read_image, read_labels
+from metreg.evaluate.regularity import jacobian_facts
 from metreg.pipeline import register
 
 open_scan, open_labels = cache(read_image), cache(read_labels)
@@ -35,12 +36,8 @@ def measured(pair: PairFiles, metric: str, preset: str, changes: list[str]) -> t
         fixed_labels=open_labels(pair.fixed_labels),
         alignment=np.eye(fixed.dim + 1),
     )
-    det = result.brain_jacobian
-    return (
-        result.overlaps["after"].means()["target_overlap"],
-        float(np.percentile(det, 1)),
-        float(np.log(det.clip(1e-3)).std()),
-    )
+    found = jacobian_facts(result.brain_jacobian)
+    return result.overlaps["after"].means()["target_overlap"], found["p1"], found["log_std"]
 
 
 def main() -> None:

@@ -122,7 +122,7 @@ class SimilaritySettings(_Settings):
     weight: Positive = 100.0
     """Factor of the similarity, which by itself is between 0 and 1 for ncc, lncc and mi."""
     window: Annotated[float, Field(gt=0), AfterValidator(_voxels_or_less_than_one)] = 7
-    """Width of the local window (lncc): voxels, odd; or less than 1, in reference lengths, the same at every resolution."""
+    """Width of the local window (lncc): voxels, odd; or less than 1, in reference lengths, and at least 5 voxels."""
     kernel: Literal["box", "gaussian"] = "box"
     """Shape of the local window (lncc)."""
     bins: Annotated[int, Field(ge=8, le=256)] = 32

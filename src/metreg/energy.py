@@ -111,8 +111,8 @@ def nothing(grid: Grid, like: Tensor) -> Tensor:
 
 def too_far(m: Tensor, v: Tensor, speeds: Tensor) -> Slope:
     """Where a step led beyond all measure: nobody will stay there."""
-    endless, nothing = torch.full_like(speeds, math.inf), torch.zeros_like(m)
-    return Slope(Energy(*[endless] * len(Energy._fields)), speeds, v, nothing, nothing)
+    endless, flat = torch.full_like(speeds, math.inf), torch.zeros_like(m)
+    return Slope(Energy(*[endless] * len(Energy._fields)), speeds, v, flat, flat)
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ GAP, NAME, TITLE, SCALE = 0.07, 0.3, 0.34, 0.42
 class Sheet:
     """A figure with a row of pictures for each of `sizes`, height and width of those in it, in any unit."""
 
-    def __init__(self, sizes: Sequence[tuple[float, float]], titles: Sequence[str], *, scales: bool = True) -> None:
+    def __init__(self, sizes: Sequence[tuple[float, float]], titles: Sequence[str]) -> None:
         self.sizes = sizes
         self.width = WIDTH / max(len(titles), FEWEST) - GAP
         self.heights = [self.width * min(1.6, max(0.5, high / wide)) for high, wide in sizes]
         across = NAME + len(titles) * (self.width + GAP)
         self.bottom = TITLE + sum(self.heights) + GAP * len(sizes)
-        down = self.bottom + (SCALE if scales else 0.0)
+        down = self.bottom + SCALE
         self.figure = Figure(figsize=(across, down))
         self.axes = self.figure.add_axes((0, 0, 1, 1))
         self.axes.set_axis_off()
@@ -57,8 +57,8 @@ class Sheet:
         self, at: tuple[int, int], values: Array, colours: str = "gray", low: float = 0, high: float = 1, alpha: float = 1
     ) -> None:
         """A picture (rows, columns) in a row and a column, over what is there already."""
-        x, y, wide, high_ = self._box(at)
-        extent = (x, x + wide, y + high_, y)
+        x, y, wide, tall = self._box(at)
+        extent = (x, x + wide, y + tall, y)
         self.axes.imshow(values, cmap=colours, vmin=low, vmax=high, alpha=alpha, extent=extent, aspect="auto")
 
     def lines(self, at: tuple[int, int], values: Array, levels: Array, colour: str) -> None:

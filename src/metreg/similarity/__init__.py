@@ -46,7 +46,9 @@ class Similarity:
     def _local_on(self, grid: Grid) -> Lncc:
         """One for every window, which remembers its target."""
         window = window_on(grid, self.settings.window)
-        return self.local.setdefault(window, Lncc(window, self.settings.kernel))
+        if window not in self.local:
+            self.local[window] = Lncc(window, self.settings.kernel)
+        return self.local[window]
 
 
 def window_on(grid: Grid, width: float) -> int:
