@@ -10,8 +10,9 @@ import resource
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
@@ -78,8 +79,6 @@ def register(
     elif metric is None:
         metric = usual_metric(fixed, settings, weights=weights is not None)
     command = _command(moving, fixed, {"metric": metric, **given})
-    on_device = pick_device(device)
-    _forget_peak_memory(on_device)
     learned = open_metric(metric)
     if learned is not None:
         settings = settings.model_copy(
@@ -91,11 +90,12 @@ def register(
     names = read_label_names(label_names)
 
     files = {"moving image": moving, "fixed image": fixed, "moving mask": moving_mask, "fixed mask": fixed_mask}
-    Thread(target=_wake_report).start()
     with ThreadPoolExecutor() as pool:
-        pool.submit(_wake_device, on_device)
-        pool.submit(import_module, "scipy.optimize")
-        images = _read({**files, "moving labels": moving_labels, "fixed labels": fixed_labels}, pool)
+        opened = _open({**files, "moving labels": moving_labels, "fixed labels": fixed_labels}, pool)
+        on_device = pick_device(device)
+        _forget_peak_memory(on_device)
+        _wake(on_device)
+        images = _read(opened, pool)
         source, target = images["moving image"], images["fixed image"]
         source_mask, target_mask = images.get("moving mask"), images.get("fixed mask")
         list(pool.map(hint_at_skull, (source, target), (source_mask, target_mask), ("moving image", "fixed image")))
@@ -153,14 +153,18 @@ def register(
     )
 
 
-def _read(files: Mapping[str, Any], pool: Executor) -> dict[str, Image]:
-    """By role, what was given: unpacked side by side, then checked in the order given."""
-    given = {role: file for role, file in files.items() if file is not None}
-    if "fixed labels" in given and "moving labels" not in given:
+def _open(files: Mapping[str, Any], pool: Executor) -> dict[str, Future[Image]]:
+    """By role, what was given, unpacked side by side."""
+    if files["fixed labels"] is not None and files["moving labels"] is None:
         raise MetregError("fixed labels: they measure overlap with moving labels; give those too")
-    opened = {role: pool.submit(open_image, file, role) for role, file in given.items()}
-    found = {role: opened.pop(role).result() for role in given}
-    source, target = (read_image(found[role], role) for role in ("moving image", "fixed image"))
+    return {role: pool.submit(open_image, file, role) for role, file in files.items() if file is not None}
+
+
+def _read(opened: dict[str, Future[Image]], pool: Executor) -> dict[str, Image]:
+    """By role, what was opened, checked in the order given."""
+    found = {role: opened.pop(role).result() for role in list(opened)}
+    images = ("moving image", "fixed image")
+    source, target = pool.map(read_image, [found[role] for role in images], images)
     if source.dim != target.dim:
         raise MetregError(
             f"moving image is {source.dim}-D and fixed image {target.dim}-D: {source.name}, {target.name}; wanted the same"
@@ -182,16 +186,19 @@ def _read(files: Mapping[str, Any], pool: Executor) -> dict[str, Image]:
     return found
 
 
-def _wake_device(device: torch.device) -> None:
-    """Its first use takes a while, in which files can be read; what is wrong with it is said where it is used."""
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # each thread has its own
-        load_kernels(torch.zeros(1, device=device))
+def _wake(device: torch.device) -> None:
+    """The first use of a device and of libraries takes a while: let that be while other things are waited for."""
 
+    def wake_device() -> None:
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # each thread has its own
+            load_kernels(torch.zeros(1, device=device))
 
-def _wake_report() -> None:
-    """Its libraries are read while other things are waited for; what is wrong with them is said where they are used."""
-    with suppress(Exception):
-        import_module("metreg.report.pair")
+    def quietly(work: Callable[[], object]) -> None:
+        with suppress(Exception):  # what is wrong is said where it is used
+            work()
+
+    for work in (partial(import_module, "scipy.optimize"), wake_device, partial(import_module, "metreg.report.pair")):
+        Thread(target=quietly, args=[work]).start()
 
 
 def predict_weights(learned: MetricFile, pair: Pair, settings: Settings, *, mean: bool = False) -> Tensor | WeightsOf:

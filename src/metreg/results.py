@@ -36,7 +36,7 @@ from metreg.grid import Array, Grid, voxel_size
 from metreg.interpolate import upsample
 from metreg.report.layers import image_layers, label_layer, metric_layers, shown_range
 from metreg.report.planes import Plane, pair_planes
-from metreg.report.viewer import Layer
+from metreg.report.viewer import Layer, viewer_html
 from metreg.solve.momentum import write_momentum
 from metreg.solve.result import Record, Registration
 
@@ -57,6 +57,8 @@ NAMES = frozenset(
     ]
 )
 """Every file that `save` may write."""
+MEASURED = ("overlaps", "viewer", "regions", "inverse_facts", "planes", "certificate")
+"""What takes a while, and can be done side by side."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +176,7 @@ class Result:
         weights = np.moveaxis(self._weights, 0, -1)
         with ThreadPoolExecutor() as pool:
             jacobian, *_ = self.jacobian, self._warped, self._aligned  # what the others are made of
-            measured = [pool.submit(getattr, self, name) for name in ("overlaps", "regions", "planes", "certificate")]
+            measured = [pool.submit(getattr, self, name) for name in MEASURED]
             written = [
                 pool.submit(write_image, out / "jacobian.nii.gz", jacobian, self.fixed),
                 pool.submit(nib.save, self.warped, out / "warped.nii.gz"),
@@ -212,7 +214,7 @@ class Result:
             "folds": self.folds,
             "unfolded": bool(self.registration.unfolded.any()),
             "certificate": {**asdict(self.certificate), "holds": self.certificate.holds},
-            "inverse": self._inverse_facts(),
+            "inverse": self.inverse_facts,
             "jacobian": dict(zip(("min", "p1", "p5", "p50", "p95", "p99", "max"), percentiles.tolist(), strict=True)),
             "affine": self.affine.tolist(),
             "seed": self.settings.seed,
@@ -271,8 +273,12 @@ class Result:
             names=self.label_names,
         )
 
-    def layers(self) -> list[Layer]:
-        """What the viewer shows of a 3-D pair."""
+    @cached_property
+    def viewer(self) -> str | None:
+        """The viewer of a 3-D pair as a piece of HTML, where its script is installed."""
+        return viewer_html(self._layers()) if self.fixed.dim == 3 else None
+
+    def _layers(self) -> list[Layer]:
         before, after, sigma = self._aligned[0], self._warped[0], np.asarray(self.sigma.dataobj)
         grid = self.registration.grid
         jacobian = jacobian_determinant(self.registration.phi_inv, grid)[0].cpu().numpy()
@@ -298,7 +304,9 @@ class Result:
         matrix = np.linalg.inv(self.pair.grid.affine) @ self.fixed.affine
         return np.asarray(carry(f, matrix, self.fixed.shape)[0].cpu().numpy())
 
-    def _inverse_facts(self) -> dict[str, Any]:
+    @cached_property
+    def inverse_facts(self) -> dict[str, Any]:
+        """How well the transform that goes back does so."""
         grid = self.registration.grid
         back = map_of_field(field_of_map(self.registration.phi, grid), grid).to(self._device)
         gap = compose(self.written_map, back, grid) - grid.points(back)

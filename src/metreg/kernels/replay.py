@@ -31,7 +31,8 @@ class Replay:
             self._aside(self.work)
         else:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=side_stream(self.device)):
+            # other threads may meanwhile load kernels
+            with torch.cuda.graph(graph, stream=side_stream(self.device), capture_error_mode="thread_local"):
                 self.work()
             self.graph = graph
             graph.replay()

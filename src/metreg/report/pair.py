@@ -14,7 +14,6 @@ from metreg.report.page import Card, Html, Section, data_uri, render, template
 from metreg.report.planes import Plane
 from metreg.report.plots import Registered, energy_curves, jacobian_histogram, metric_maps, panel
 from metreg.report.tables import Table
-from metreg.report.viewer import Layer, viewer_html
 from metreg.solve.result import Record
 
 NO_VIEWER = "The interactive viewer is not part of this installation (its script comes with the wheel, or by make viewer)."
@@ -31,7 +30,8 @@ class Reported(Registered, Protocol):
     def history(self) -> list[Record]: ...
     @property
     def regions(self) -> list[Region]: ...
-    def layers(self) -> list[Layer]: ...
+    @property
+    def viewer(self) -> str | None: ...
 
 
 def pair_page(result: Reported, *, viewer: bool = True) -> str:
@@ -46,7 +46,7 @@ def pair_page(result: Reported, *, viewer: bool = True) -> str:
         Section("The deformation", [panel(result)], _say_views(result.planes)),
     ]
     if viewer and len(facts["affine"]) == 4:
-        shown = viewer_html(result.layers())
+        shown = result.viewer
         sections.append(Section("In three dimensions", [Html(shown)] if shown else [], "" if shown else NO_VIEWER))
     sections.append(_metric_section(result, facts))
     sections.append(Section("Jacobian determinant", [jacobian_histogram(result)], say_certificate(facts)))
