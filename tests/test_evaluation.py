@@ -128,3 +128,18 @@ def test_a_missing_transform_is_told_before_any_work(
     words = ["--transforms", f"syn={tmp_path / 'empty'}", "--frame", "ras"]
     assert run(monkeypatch, "evaluate", folder / "pairs.csv", "-o", tmp_path / "out", *words) == 2
     assert "wanted a_to_b.h5 or 0001.h5" in capsys.readouterr().err
+
+
+def test_processes_side_by_side_find_what_one_finds(
+    folder: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--metric", "global", "--transforms", f"true={folder / 'true'}", "--frame", "ras", *QUICK]
+    assert run(monkeypatch, "evaluate", folder / "pairs.csv", "-o", tmp_path / "out", "--jobs", 2, *words) == 0
+    assert "pair 2 of 2, global: target overlap" in capfd.readouterr().err
+    for name in ("pages/global/0001.html", "pages/global/0002.html"):
+        assert (tmp_path / "out" / name).is_file()
+    one, two = (list(csv.DictReader((where / "results.csv").open())) for where in (table, tmp_path / "out"))
+    assert [row["method"] for row in one] == [row["method"] for row in two]
+    for mine, other in zip(one, two, strict=True):
+        assert float(mine["target_overlap"]) == pytest.approx(float(other["target_overlap"]), abs=1e-3)
+        assert mine["folds"] == other["folds"]

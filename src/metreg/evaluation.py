@@ -6,13 +6,18 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from metreg.apply import load_transform
 from metreg.checks import MetregError, pick_device
@@ -119,29 +124,90 @@ def evaluate(
     device: str = "auto",
     frame: Frame | None = None,
     label_names: Path | None = None,
+    jobs: int = 1,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Rows:
-    """Every method on every pair; what is done is kept in `out/runs`, and not done again. Gives a row for each."""
+    """Every method on every pair; what is done is kept in `out/runs`, and not done again. Gives a row for each.
+
+    `jobs` processes each take a pair at a time; they share the cores, and the GPU if there is one.
+    """
     names = read_label_names(label_names)
     for number, pair in enumerate(files, start=1):
         for method in methods:  # a missing file should not wait until it is its turn
             if method.folder is not None:
                 find_transform(method.folder, pair, number)
-    rows: Rows = []
-    for number, pair in enumerate(files, start=1):
-        work: _Work | None = None
-        for method in methods:
-            record = out / "runs" / method.name / f"{number:04d}.json"
+    run, rows = _Run(files, methods, out, settings, names, device, frame), []
+    numbers = range(1, len(files) + 1)
+    with nullcontext() if jobs == 1 else _workers(run, min(jobs, len(files))) as pool:
+        for found in map(run.rows_of, numbers) if pool is None else pool.map(_rows_of, numbers):
+            rows += found
+            for row in found:
+                told = f"target overlap {row['target_overlap']:.4f}, " if "target_overlap" in row else ""
+                tell(f"pair {row['pair']} of {len(files)}, {row['method']}: {told}{row['folds']} folds")
+    _keep_worst(out / "pages", rows)
+    return rows
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """All that is asked for."""
+
+    files: Sequence[PairFiles]
+    methods: Sequence[Method]
+    out: Path
+    settings: Settings
+    names: dict[int, str]
+    device: str
+    frame: Frame | None
+    seen: Rows = field(default_factory=list)
+    """Of pairs that this process has been through."""
+
+    def rows_of(self, number: int) -> Rows:
+        """Every method on one pair, unless that is done already."""
+        pair, rows, work = self.files[number - 1], [], None
+        for method in self.methods:
+            record = self.out / "runs" / method.name / f"{number:04d}.json"
             if not record.is_file():
-                work = work or _Work(number, pair, open_case(pair, frame), settings, names, device)
+                work = work or _Work(number, pair, open_case(pair, self.frame), self.settings, self.names, self.device)
                 row, result = work.row(method)
-                if result is not None:
-                    _keep_worst(out / "pages", rows, row, replace(result, label_names=names))
+                if result is not None and row in _worst([*self.seen, row], method.name):
+                    page = replace(result, label_names=self.names).report(viewer=False)
+                    write_whole(_page_of(self.out / "pages", row), page)
                 write_whole(record, json.dumps(row, indent=1))
             rows.append(json.loads(record.read_text(encoding="utf-8")))
-            told = f"target overlap {rows[-1]['target_overlap']:.4f}, " if "target_overlap" in rows[-1] else ""
-            tell(f"pair {number} of {len(files)}, {method.name}: {told}{rows[-1]['folds']} folds")
-    return rows
+        self.seen.extend(rows)
+        return rows
+
+
+@contextmanager
+def _workers(run: _Run, jobs: int) -> Iterator[Executor]:
+    """Processes of their own: what runs on a GPU cannot be forked."""
+    try:
+        with ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker, (run, jobs)) as pool:
+            try:
+                yield pool
+            except BaseException:
+                pool.shutdown(
+                    wait=True, cancel_futures=True
+                )  # what has begun is finished, so that it need not be done again
+                raise
+    except BrokenProcessPool:
+        raise MetregError("--jobs: a process was killed, perhaps for memory; use fewer, and --resume") from None
+
+
+_RUN: _Run | None = None
+"""Of a worker."""
+
+
+def _begin_worker(run: _Run, jobs: int) -> None:
+    global _RUN
+    _RUN = run
+    torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
+
+
+def _rows_of(number: int) -> Rows:
+    assert _RUN is not None
+    return _RUN.rows_of(number)
 
 
 @dataclass(eq=False)
@@ -252,13 +318,18 @@ def _sibling(path: Path, end: str) -> Path:
     return path.parent / (end[1:] if end.startswith("/") else path.name.removesuffix(path.suffix) + end)
 
 
-def _keep_worst(pages: Path, earlier: Rows, row: dict[str, Any], result: Result) -> None:
-    """Write a pair's page if it is among the worst of its method so far, and take away the one it makes superfluous."""
-    ranked = sorted([row, *(other for other in earlier if other["method"] == row["method"])], key=badness)
-    if row in ranked[:WORST]:
-        write_whole(_page_of(pages, row), result.report(viewer=False))
-    for other in ranked[WORST:]:
-        _page_of(pages, other).unlink(missing_ok=True)
+def _worst(rows: Rows, method: str) -> Rows:
+    """Those whose pages are kept."""
+    return sorted((row for row in rows if row["method"] == method), key=badness)[:WORST]
+
+
+def _keep_worst(pages: Path, rows: Rows) -> None:
+    """Take away pages of pairs that were among the worst only for a while."""
+    for method in {row["method"] for row in rows}:
+        kept = {_page_of(pages, row) for row in _worst(rows, method)}
+        for page in (pages / method).glob("*.html"):
+            if page not in kept:
+                page.unlink()
 
 
 def _page_of(pages: Path, row: dict[str, Any]) -> Path:

@@ -33,6 +33,7 @@ Changes = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=RUN)]
+Jobs = Annotated[int, typer.Option(min=1, help="Pairs that are tested side by side.", rich_help_panel=RUN)]
 Seed = Annotated[int | None, typer.Option(help="Seed of everything random.", show_default="0", rich_help_panel=SETTINGS)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.", rich_help_panel=RUN)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run wrote.", rich_help_panel=RUN)]

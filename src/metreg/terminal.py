@@ -51,9 +51,12 @@ def show_iterations(quiet: bool, iterations: Any) -> Iterator[Callable[[Record],
 
 @contextmanager
 def show_steps(quiet: bool, doing: str) -> Iterator[Callable[[str], None]]:
-    """A spinner, and a line for every step that is done."""
-    if quiet or not sys.stderr.isatty():
+    """A spinner, and a line for every step that is done; in a log, lines alone."""
+    if quiet:
         yield lambda line: None
+        return
+    if not sys.stderr.isatty():
+        yield lambda line: typer.echo(line, err=True)
         return
     from rich.console import Console
 

@@ -110,6 +110,7 @@ def reproduce(
     resume: bool,
     subjects: Path | None = None,
     label_names: Path | None = None,
+    jobs: int = 1,
     results: Path | None = None,
     tell: Tell = lambda line: None,
 ) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def reproduce(
     folder = results or (data / "klein2009" if (data / "klein2009").is_dir() else None)
     beside = published(folder, todo.chosen, todo.count) if todo.klein else Published()
     begin_experiment(out, f"{plan}\n{todo}\n{settings.model_dump_json()}\n", resume=resume)
-    work = Work(out, settings, device, label_names, tell)
+    work = Work(out, settings, device, label_names, jobs, tell)
 
     metrics = {name: work.learn(name.replace(" ", "_"), pairs) for name, pairs in todo.training.items()}
     rows, summary = work.test("test", todo.test, metrics, reference=todo.reference, published=beside)

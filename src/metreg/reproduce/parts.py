@@ -79,6 +79,8 @@ class Work:
     settings: Settings
     device: torch.device
     label_names: Path | None = None
+    jobs: int = 1
+    """Processes that test."""
     tell: Tell = field(default=lambda line: None)
 
     def learn(self, name: str, pairs: list[PairFiles], changes: Mapping[str, Any] | None = None) -> Path:
@@ -123,6 +125,7 @@ class Work:
             self.settings,
             device=str(self.device),
             label_names=self.label_names,
+            jobs=self.jobs,
             tell=lambda line: self.tell(f"{name}: {line}"),
         )
         return rows, write_report(folder, rows, self.settings, reference=reference, published=published)

@@ -48,6 +48,7 @@ def reproduce(
     resume: bool,
     subjects: Path | None = None,
     label_names: Path | None = None,
+    jobs: int = 1,
     tell: Tell = lambda line: None,
 ) -> dict[str, Any]:
     """The whole experiment into the folder `out`. Every part that is done is a file there, and is not done again."""
@@ -61,7 +62,7 @@ def reproduce(
         raise MetregError(f"data: wanted two subjects or more to train and two to test, got {got}: {data}")
     begin_experiment(out, f"{plan}\n{scans}\n{settings.model_dump_json()}\n", resume=resume)
     slices = axial_slices(scans, out / "slices")
-    work = Work(out, settings, device, label_names, tell)
+    work = Work(out, settings, device, label_names, jobs, tell)
 
     pairs = {part: scan_pairs([scan for scan in slices if scan.part == part]) for part in (TRAIN, TEST)}
     seed = settings.seed

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from metreg.options import Changes, Config, Device, Json, Out, Overwrite, Quiet, Resume, Seed, with_options
+from metreg.options import Changes, Config, Device, Jobs, Json, Out, Overwrite, Quiet, Resume, Seed, with_options
 from metreg.terminal import show_steps
 
 
@@ -34,6 +34,7 @@ def reproduce(
     config: Config = None,
     changes: Changes = None,
     device: Device = "auto",
+    jobs: Jobs = 1,
     seed: Seed = None,
     quiet: Quiet = False,
     overwrite: Overwrite = False,
@@ -54,7 +55,8 @@ def reproduce(
 
     if experiment != "synthetic2d" and data is None:
         raise MetregError(f"--data: wanted for {experiment}, a folder of images; see metreg reproduce --help")
-    given = {"--data": data, "--subjects": subjects, "--label-names": label_names, "--published": published}
+    given: dict[str, object] = {"--data": data, "--subjects": subjects, "--label-names": label_names}
+    given |= {"--published": published, "--jobs": None if jobs == 1 else jobs}
     for name, value in given.items():
         if value is not None and (experiment == "synthetic2d" or (name == "--published" and experiment == "slices2d")):
             raise MetregError(f"{name}: {experiment} has no use for it; leave it out")
@@ -77,12 +79,13 @@ def reproduce(
         clear_folder(out, {"synthetic2d": RINGS_NAMES, "slices2d": SLICES_NAMES, "klein3d": KLEIN_NAMES}[experiment])
     with show_steps(quiet, f"reproducing {experiment}") as tell:
         how: dict[str, Any] = {"quick": quick, "device": on_device, "resume": resume, "tell": tell}
+        about: dict[str, Any] = {"subjects": subjects, "label_names": label_names, "jobs": jobs}
         if data is None:
             summary = run_rings(out, settings, **how)
         elif experiment == "slices2d":
-            summary = run_slices(data, out, settings, subjects=subjects, label_names=label_names, **how)
+            summary = run_slices(data, out, settings, **about, **how)
         else:
-            summary = run_klein(data, out, settings, subjects=subjects, label_names=label_names, results=published, **how)
+            summary = run_klein(data, out, settings, results=published, **about, **how)
     if as_json:
         typer.echo(json.dumps(summary))
     elif not quiet:
@@ -111,7 +114,13 @@ def synth(
     from metreg.synth import write_rings
 
     with show_steps(quiet, "drawing") as tell:
-        write_rings(out, pairs=pairs, seed=settings.seed, overwrite=overwrite, tell=lambda done: tell(f"{done}/{pairs}"))
+        write_rings(
+            out,
+            pairs=pairs,
+            seed=settings.seed,
+            overwrite=overwrite,
+            tell=lambda done: tell(f"{done} of {pairs}") if done % 10 == 0 else None,
+        )
     if not quiet:
         typer.echo(f"wrote {pairs} pairs, see {out / 'pairs.csv'}")
 

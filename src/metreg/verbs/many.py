@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from metreg.options import Affine, Changes, Config, Device, Json, Out, Overwrite, Preset, Quiet, Resume, Seed, with_options
+from metreg.options import (
+    Affine,
+    Changes,
+    Config,
+    Device,
+    Jobs,
+    Json,
+    Out,
+    Overwrite,
+    Preset,
+    Quiet,
+    Resume,
+    Seed,
+    with_options,
+)
 from metreg.terminal import show_epochs, show_steps
 
 
@@ -99,6 +113,7 @@ def evaluate(
     config: Config = None,
     changes: Changes = None,
     device: Device = "auto",
+    jobs: Jobs = 1,
     seed: Seed = None,
     quiet: Quiet = False,
     overwrite: Overwrite = False,
@@ -133,7 +148,8 @@ def evaluate(
         clear_folder(out, NAMES)
     begin(out, files, settings)
     with show_steps(quiet, "evaluating") as tell:
-        rows = evaluate(files, methods, out, settings, device=device, frame=frame, label_names=label_names, tell=tell)
+        how: dict[str, Any] = {"device": device, "frame": frame, "label_names": label_names, "jobs": jobs, "tell": tell}
+        rows = evaluate(files, methods, out, settings, **how)
         summary = write_report(out, rows, settings, reference=reference)
     if as_json:
         typer.echo(json.dumps(summary))
