@@ -12,6 +12,9 @@ from torch import Tensor
 from metreg.grid import Grid
 from metreg.kernels import is_compiled, is_fast
 
+MANY = 500_000
+"""Coordinates of points from which on it is worth the while to load a compiled kernel."""
+
 
 def sample(
     f: Tensor,
@@ -25,6 +28,11 @@ def sample(
 
     `outside` says what lies beyond the outermost points: the nearest value, or zero from half a voxel on (as in ITK).
     """
+    with_gradient = torch.is_grad_enabled() and (f.requires_grad or x.requires_grad)
+    if x.numel() > MANY and is_compiled(f) and not with_gradient:
+        from metreg.kernels.sample_cpu import sample_on_cpu
+
+        return sample_on_cpu(f, x, grid, nearest=mode == "nearest", zero=outside == "zero")
     axes = (1, -1, *[1] * (x.dim() - 2))
     extent, step = grid.extents(x).view(axes), grid.steps(x).view(axes)
     if mode == "nearest":

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 
 from metreg.flow.maps import bernstein_coefficients, bernstein_minimum, folding, plain_folding
 from metreg.grid import Grid
 from metreg.interpolate import sample, upsample, warp
+from metreg.kernels.sample_cpu import sample_on_cpu
 from metreg.similarity.lncc import Lncc, lncc
 
 SHAPES = [(13, 17, 11), (21, 18), (6, 5, 40), (2, 9)]
@@ -32,6 +35,46 @@ def test_warp(shape: tuple[int, ...], factor: float, kind: torch.dtype, toleranc
     torch.testing.assert_close(fast, plain, rtol=0, atol=tolerance)
     gradients = [torch.autograd.grad((warped * p).sum(), phi_inv)[0] for warped in (fast, plain)]
     torch.testing.assert_close(*gradients, rtol=0, atol=20 * tolerance * float(gradients[1].abs().max()))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+@pytest.mark.parametrize("outside", ["edge", "zero"])
+@pytest.mark.parametrize(("kind", "tolerance"), KINDS)
+def test_sample(
+    shape: tuple[int, ...],
+    mode: Literal["linear", "nearest"],
+    outside: Literal["edge", "zero"],
+    kind: torch.dtype,
+    tolerance: float,
+) -> None:
+    """Points on, between and beyond those of the grid, many and few, in rows or as a list."""
+    grid = Grid(shape, tuple(1 / (n - 1) for n in shape))
+    f = torch.rand(2, 3, *shape, dtype=kind)
+    for x in (
+        grid.points(f).expand(2, -1, *shape) + 0.1 * torch.randn(2, len(shape), *shape, dtype=kind),
+        torch.rand(2, len(shape), 9001, dtype=kind) * 1.4 - 0.2,
+        grid.points(f).expand(2, -1, *shape).flatten(2)[..., :1],
+    ):
+        fast = sample_on_cpu(f, x, grid, nearest=mode == "nearest", zero=outside == "zero")
+        torch.testing.assert_close(fast, sample(f, x, grid, mode=mode, outside=outside), rtol=0, atol=tolerance)
+
+
+def test_sample_takes_the_kernel_for_many_points_without_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metreg.interpolate.MANY", 10)
+    monkeypatch.setattr("metreg.kernels.sample_cpu._sample", lambda f, x, steps, nearest, zero, out: out.fill(7))
+    grid = Grid((3, 4), (1.0, 1.0))
+    f = torch.rand(1, 1, 3, 4)
+    assert sample(f, grid.points(f), grid).unique().tolist() == [7]
+    torch.testing.assert_close(sample(f, grid.points(f).requires_grad_(), grid), f)
+
+
+def test_sampling_nowhere_gives_a_number() -> None:
+    grid = Grid((3, 4, 5), (1.0, 1.0, 1.0))
+    f, x = torch.rand(1, 1, 3, 4, 5), torch.tensor([torch.nan, torch.inf, -torch.inf]).expand(1, 3, 3)
+    found = sample_on_cpu(f, x, grid, nearest=False, zero=False).flatten().tolist()
+    assert found == [f[0, 0, 0, 0, 0], f[0, 0, -1, -1, -1], f[0, 0, 0, 0, 0]]
+    assert sample_on_cpu(f, x, grid, nearest=False, zero=True).flatten().tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

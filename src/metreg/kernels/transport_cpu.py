@@ -7,6 +7,7 @@ which is what compilers turn into vector instructions.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import RLock
 from typing import Any
 
 import numba
@@ -55,18 +56,26 @@ def with_slabs(t: Tensor) -> Tensor:
 
 
 class Threads:
-    """As many threads as torch uses, and as there are slabs of pairs; one for little work, which threads only slow down."""
+    """As many threads as torch uses, and as there are parts; one for little work, which threads only slow down.
 
-    def __init__(self, f: Tensor) -> None:  # (B, ..., n0, n1, n2)
-        slabs = f.shape[0] * f.shape[-3]
-        self.count = min(torch.get_num_threads(), MOST_THREADS, slabs) if f.numel() > LITTLE else 1
+    One kernel at a time: where there is no OpenMP, numba cannot run two.
+    """
+
+    one_at_a_time = RLock()
+
+    def __init__(self, f: Tensor, parts: int | None = None) -> None:
+        """f (B, ..., n0, n1, n2) is worked on in slabs, or in so many `parts`."""
+        parts = f.shape[0] * f.shape[-3] if parts is None else parts
+        self.count = min(torch.get_num_threads(), MOST_THREADS, parts) if f.numel() > LITTLE else 1
 
     def __enter__(self) -> None:
+        self.one_at_a_time.acquire()
         self.before = numba.get_num_threads()
         numba.set_num_threads(self.count)
 
     def __exit__(self, *error: object) -> None:
         numba.set_num_threads(self.before)
+        self.one_at_a_time.release()
 
 
 @njit(parallel=True, **OPTIONS)

@@ -1,0 +1,67 @@
+"""f o x on a CPU, compiled by numba: torch samples one volume with one thread. No way back."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, prange
+from torch import Tensor
+
+from metreg.grid import Array, Grid
+from metreg.kernels.transport_cpu import OPTIONS, Threads, with_slabs
+
+BLOCK = 4096
+"""Points that a thread takes at a time."""
+
+
+def sample_on_cpu(f: Tensor, x: Tensor, grid: Grid, *, nearest: bool, zero: bool) -> Tensor:
+    """`interpolate.sample`, where nobody asks for its gradient.  f (B, C, *S) on `grid`, x (B, D, *T) -> (B, C, *T)."""
+    points = x.detach().flatten(2).contiguous()
+    out = f.new_empty(len(x), f.shape[1], points.shape[2])
+    steps = np.array(grid.spacing)
+    with Threads(points, parts=-(-points.shape[2] // BLOCK)):
+        for image, at, into in zip(with_slabs(f), points, out, strict=True):
+            _sample(image.numpy(), at.numpy(), steps, nearest, zero, into.numpy())
+    return out.view(len(x), f.shape[1], *x.shape[2:])
+
+
+@njit(parallel=True, **OPTIONS)
+def _sample(f: Array, x: Array, steps: Array, nearest: bool, zero: bool, out: Array) -> None:
+    channels, n0, n1, n2 = f.shape
+    axes, count = x.shape
+    for block in prange((count + BLOCK - 1) // BLOCK):
+        for p in range(block * BLOCK, min(count, (block + 1) * BLOCK)):
+            i, ii, s, inside0 = 0, 0, 0.0, True
+            if axes == 3:
+                i, ii, s, inside0 = _place(x[0, p] / steps[0], n0, nearest)
+            j, jj, t, inside1 = _place(x[axes - 2, p] / steps[axes - 2], n1, nearest)
+            k, kk, u, inside2 = _place(x[axes - 1, p] / steps[axes - 1], n2, nearest)
+            if zero and not (inside0 and inside1 and inside2):
+                for c in range(channels):
+                    out[c, p] = 0
+                continue
+            for c in range(channels):
+                if nearest:
+                    out[c, p] = f[c, i, j, k]
+                    continue
+                a = f[c, i, j, k] + u * (f[c, i, j, kk] - f[c, i, j, k])
+                b = f[c, i, jj, k] + u * (f[c, i, jj, kk] - f[c, i, jj, k])
+                front = a + t * (b - a)
+                if axes == 3:
+                    a = f[c, ii, j, k] + u * (f[c, ii, j, kk] - f[c, ii, j, k])
+                    b = f[c, ii, jj, k] + u * (f[c, ii, jj, kk] - f[c, ii, jj, k])
+                    front += s * (a + t * (b - a) - front)
+                out[c, p] = front
+
+
+@njit(inline="always", **OPTIONS)
+def _place(x: float, n: int, nearest: bool) -> tuple[int, int, float, bool]:
+    """The two points around a position, how far it is beyond the first, and whether it lies on the voxels of the image."""
+    if nearest:
+        x = np.floor(x + 0.5)  # half-way points go up, as in ITK
+    inside = -0.5 <= x <= n - 0.5
+    if not x > 0:  # nowhere is treated like the first point
+        return 0, 0, 0.0, inside
+    if x >= n - 1:
+        return n - 1, n - 1, 0.0, inside
+    low = int(x)
+    return low, low + 1, x - low, inside
