@@ -9,8 +9,8 @@ import pytest
 
 SRC = Path(__file__).resolve().parents[1] / "src" / "metreg"
 WALK = """
-    checks presets config grid kernels.transport_cpu kernels.sample_cpu kernels.warp_cpu kernels.lncc_cpu kernels.folding_cpu
-    kernels.bernstein_cpu kernels.tiles_gpu kernels.early_gpu kernels.speed_gpu
+    checks presets config grid kernels.transport_cpu kernels.sample_cpu kernels.warp_cpu kernels.lncc_cpu
+    kernels.folding_cpu kernels.bernstein_cpu kernels.tiles_gpu kernels.early_gpu kernels.speed_gpu
     kernels.transport_gpu kernels.convolve kernels.sampling_gpu kernels.gather_gpu kernels.warp_gpu
     kernels.ncc_gpu kernels.lncc_gpu kernels.folding_gpu kernels.smooth_gpu kernels.replay kernels
     fields interpolate data.whole data.tensors data.datasets data.intensity data.formats data.points data.io
@@ -22,9 +22,10 @@ WALK = """
     learn.train
     evaluate.overlap evaluate.displacement evaluate.rings evaluate.statistics evaluate.regions evaluate.regularity
     evaluate.measure report.tables report.planes report.sheet report.plots report.boxes report.viewer report.layers
-    report.page report.pair report.evaluation report.training report.metric results pipeline apply synth training evaluation
-    inspection reproduce.synthetic2d reproduce.rings_report reproduce.findings reproduce.parts reproduce.slices2d
-    reproduce.klein2009 reproduce.klein3d demo bench.iteration bench.speed bench.stopwatch bench.process bench.environment
+    report.page report.pair report.evaluation report.training report.metric results methods pipeline apply synth training
+    evaluation inspection reproduce.synthetic2d reproduce.rings_report reproduce.findings reproduce.parts
+    reproduce.slices2d reproduce.klein2009 reproduce.klein3d demo bench.iteration bench.speed bench.stopwatch bench.process
+    bench.environment
     bench.peer_greedy bench.peer_ants bench.peer_metreg bench.alignment bench.tools bench.peers
     terminal options verbs.pair verbs.many verbs.experiments verbs.bench cli __main__
 """

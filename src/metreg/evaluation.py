@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
@@ -21,8 +21,7 @@ import torch
 
 from metreg.apply import load_transform
 from metreg.checks import MetregError, pick_device
-from metreg.choice import MEAN, choose, open_metric
-from metreg.config import Settings, changed, make_settings
+from metreg.config import Settings, changed
 from metreg.data.datasets import PairFiles
 from metreg.data.intensity import BACKGROUND
 from metreg.data.io import read_mask
@@ -32,78 +31,17 @@ from metreg.data.whole import write_whole
 from metreg.evaluate.measure import Case, measure, open_case
 from metreg.grid import Array
 from metreg.interpolate import downsample
+from metreg.methods import Method, find_transform, sibling
 from metreg.pipeline import read_label_names, register, version_of
 from metreg.report.evaluation import Published, badness, write_evaluation
 from metreg.results import Result
 from metreg.solve.affine import align
 
-AFFINE = "affine"
 WORST = 5
 """Pairs of every method whose pages are kept."""
-TRANSFORMS = (".h5", ".hdf5", ".tfm", ".txt", ".mat", ".xfm", "/moving_to_fixed.h5")
-
-
-@dataclass(frozen=True)
-class Method:
-    """A name in the tables, and where its transforms come from: a metric to register with, or a folder to read from."""
-
-    name: str
-    metric: str | None = None
-    folder: Path | None = None
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that are others for this method alone, by dotted keys."""
 
 
 Rows = list[dict[str, Any]]
-
-
-def choose_methods(
-    files: Sequence[PairFiles],
-    metrics: list[str] | None,
-    *,
-    preset: str | None,
-    config: Path | None,
-    changes: Sequence[str],
-) -> tuple[list[str], Settings]:
-    """Metrics, M or NAME=M, the usual one where none is given; and settings for all, those of the first learned one."""
-    if metrics is None:
-        metric, settings = choose(files[0].fixed, preset=preset, config=config, changes=changes)
-        return [metric], settings
-    learned = (open_metric(given.partition("=")[2] or given) for given in metrics)
-    used = next((metric.used for metric in learned if metric is not None), None)
-    return metrics, make_settings(preset, config=config, changes=changes, usual=used)
-
-
-def methods_of(metrics: Sequence[str], transforms: Sequence[str], reference: str | None = None) -> list[Method]:
-    """The affine alignment alone, then metrics (M, or NAME=M), then folders of transforms (NAME=FOLDER)."""
-    found = [Method(AFFINE)]
-    for given in metrics:
-        name, equals, metric = given.partition("=")
-        found.append(Method(name, metric) if equals else Method(_name_of(given), given))
-    for given in transforms:
-        name, equals, folder = given.partition("=")
-        if not equals or not Path(folder).is_dir():
-            raise MetregError(f"--transforms: wanted NAME=FOLDER with a folder of transform files, got '{given}'")
-        found.append(Method(name, folder=Path(folder)))
-    names = [method.name for method in found]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise MetregError(f"methods: two are called '{twice[0]}'; name them: --metric NAME={twice[0]}")
-    bad = [name for name in names if not name or "/" in name or name.startswith(".")]
-    if bad:
-        raise MetregError(f"methods: '{bad[0]}' cannot be the name of a method; wanted one without a slash")
-    if reference is not None and reference not in names:
-        raise MetregError(f"--reference: no method is called '{reference}'; there are {', '.join(names)}")
-    for method in found:
-        if method.metric is not None:
-            open_metric(method.metric)
-    return found
-
-
-def _name_of(metric: str) -> str:
-    path = Path(metric.removeprefix(MEAN))
-    name = path.parent.name if path.name == "metric.safetensors" and path.parent.name else path.name.split(".")[0]
-    return f"mean of {name}" if metric.startswith(MEAN) else name
 
 
 def begin(out: Path, files: Sequence[PairFiles], settings: Settings) -> None:
@@ -269,8 +207,8 @@ class _Work:
     def _read(self, folder: Path) -> tuple[Transform, Transform | None, dict[str, Any]]:
         """Another tool's transform, its inverse where it lies beside it, and the costs that a JSON file beside it tells."""
         path = find_transform(folder, self.files, self.number)
-        back = _sibling(path, "/fixed_to_moving.h5" if path.name == "moving_to_fixed.h5" else "_inverse.h5")
-        told = _sibling(path, ".json")
+        back = sibling(path, "/fixed_to_moving.h5" if path.name == "moving_to_fixed.h5" else "_inverse.h5")
+        told = sibling(path, ".json")
         facts = json.loads(told.read_text(encoding="utf-8")) if told.is_file() else {}
         return load_transform(path), load_transform(back) if back.is_file() else None, facts
 
@@ -300,22 +238,6 @@ class _Work:
             "mean_weights": [float(w[shown[0]].mean()) for w in metric.local_weights()[0]],
             "sigma_mm_by_label": regions,
         }
-
-
-def find_transform(folder: Path, pair: PairFiles, number: int) -> Path:
-    """A pair's transform in a folder: by the names of its images, MOVING_to_FIXED, or by its line in the table, 0001."""
-    names = (pair.name, f"{number:04d}")
-    for path in (folder / f"{name}{end}" for name in names for end in TRANSFORMS):
-        if path.is_file():
-            return path
-    raise MetregError(
-        f"--transforms: no transform of {pair.moving} to {pair.fixed} in {folder}; wanted {names[0]}.h5 or {names[1]}.h5, "
-        "an ITK file that maps fixed points to moving points"
-    )
-
-
-def _sibling(path: Path, end: str) -> Path:
-    return path.parent / (end[1:] if end.startswith("/") else path.name.removesuffix(path.suffix) + end)
 
 
 def _worst(rows: Rows, method: str) -> Rows:

@@ -27,7 +27,8 @@ from metreg.data.io import read_image, write_image
 from metreg.data.points import Frame
 from metreg.data.transforms import Field, write_transform
 from metreg.data.whole import whole_file, write_whole
-from metreg.evaluation import AFFINE, Method, Rows, begin, evaluate
+from metreg.evaluation import Rows, begin, evaluate
+from metreg.methods import AFFINE, Method
 from metreg.pipeline import version_of
 from metreg.report.evaluation import NAMES as EVALUATION
 from metreg.report.evaluation import write_evaluation

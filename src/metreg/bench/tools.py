@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from metreg.checks import MetregError
-from metreg.evaluation import AFFINE, methods_of
+from metreg.methods import AFFINE, methods_of
 
 HERE = Path(__file__).parent
 

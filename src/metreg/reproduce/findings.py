@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from metreg.evaluation import AFFINE, Rows
+from metreg.evaluation import Rows
+from metreg.methods import AFFINE
 from metreg.report.tables import Table
 
 Claim = tuple[str, bool, str]

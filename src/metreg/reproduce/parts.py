@@ -16,7 +16,8 @@ from metreg.choice import MEAN
 from metreg.config import Settings, changed
 from metreg.data.datasets import PairFiles
 from metreg.data.whole import write_whole
-from metreg.evaluation import AFFINE, Method, Rows, begin, evaluate, write_report
+from metreg.evaluation import Rows, begin, evaluate, write_report
+from metreg.methods import AFFINE, Method
 from metreg.metric.store import load_metric
 from metreg.pipeline import register, version_of
 from metreg.report.evaluation import Published

@@ -138,7 +138,8 @@ def evaluate(
         check_output(out, overwrite=overwrite)
     files = read_pairs(pairs)
     pick_device(device)
-    from metreg.evaluation import begin, choose_methods, evaluate, methods_of, write_report
+    from metreg.evaluation import begin, evaluate, write_report
+    from metreg.methods import choose_methods, methods_of
     from metreg.report.evaluation import NAMES
 
     named = metric if metric or not transforms else []
