@@ -9,8 +9,8 @@ import pytest
 
 SRC = Path(__file__).resolve().parents[1] / "src" / "metreg"
 WALK = """
-    checks presets config grid kernels.transport_cpu kernels.sample_cpu kernels.warp_cpu kernels.lncc_cpu
-    kernels.folding_cpu kernels.bernstein_cpu kernels.tiles_gpu kernels.early_gpu kernels.speed_gpu
+    checks presets config grid kernels.transport_cpu kernels.sample_cpu kernels.affine_cpu kernels.warp_cpu
+    kernels.lncc_cpu kernels.folding_cpu kernels.bernstein_cpu kernels.tiles_gpu kernels.early_gpu kernels.speed_gpu
     kernels.transport_gpu kernels.convolve kernels.sampling_gpu kernels.gather_gpu kernels.warp_gpu
     kernels.ncc_gpu kernels.lncc_gpu kernels.folding_gpu kernels.smooth_gpu kernels.replay kernels
     fields interpolate data.whole data.tensors data.datasets data.intensity data.formats data.points data.io

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from conftest import centred, picture
 from metreg.config import AffineSettings
 from metreg.data.formats import Image
 from metreg.grid import transform_points
-from metreg.solve.affine import align
+from metreg.kernels import plain_torch
+from metreg.similarity.ncc import ncc
+from metreg.solve.affine import _make_level, align
 
 
 def rotation(dim: int, angle: float) -> np.ndarray:
@@ -118,3 +121,25 @@ def test_a_rigid_alignment_is_rigid_and_deterministic() -> None:
     found = align(moving, fixed, AffineSettings(kind="rigid"))
     np.testing.assert_allclose(found[:2, :2] @ found[:2, :2].T, np.eye(2), atol=1e-9)
     np.testing.assert_array_equal(found, align(moving, fixed, AffineSettings(kind="rigid")))
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+@pytest.mark.parametrize("masked", [(False, False), (True, False), (False, True), (True, True)])
+def test_the_compiled_comparison_equals_the_plain_one(dim: int, masked: tuple[bool, bool]) -> None:
+    generator = torch.Generator().manual_seed(dim)
+    shapes, spacing = ((31, 27, 22)[:dim], (24, 30, 29)[:dim]), np.diag([*[1.5, 2.0, 1.0][:dim], 1.0])
+    moving, fixed = (Image(torch.rand(shape, generator=generator).numpy(), spacing) for shape in shapes)
+    (source, target) = (
+        (torch.from_numpy(image.values)[None, None], torch.rand(1, 1, *image.shape, generator=generator) if known else None)
+        for image, known in zip((moving, fixed), masked, strict=True)
+    )
+    level = _make_level(source, target, moving, fixed, 2.0, np.full(dim, 20.0), np.full(dim, 22.0))
+    start = torch.eye(dim, dim + 1, dtype=torch.float64)
+    for size, apart in ((0.02, False), (1e4, True)):
+        matrix = start + size * torch.randn(dim, dim + 1, dtype=torch.float64, generator=generator)
+        fast = level.compare(matrix.clone(), ncc)
+        with plain_torch():
+            plain = level.compare(matrix.clone(), ncc)
+        torch.testing.assert_close(fast[0].double(), plain[0].double(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(fast[1], plain[1], rtol=0, atol=1e-5 * float(plain[1].abs().max()))
+        assert (float(fast[0]) > 1) == apart

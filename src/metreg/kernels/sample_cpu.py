@@ -32,9 +32,9 @@ def _sample(f: Array, x: Array, steps: Array, nearest: bool, zero: bool, out: Ar
         for p in range(block * BLOCK, min(count, (block + 1) * BLOCK)):
             i, ii, s, inside0 = 0, 0, 0.0, True
             if axes == 3:
-                i, ii, s, inside0 = _place(x[0, p] / steps[0], n0, nearest)
-            j, jj, t, inside1 = _place(x[axes - 2, p] / steps[axes - 2], n1, nearest)
-            k, kk, u, inside2 = _place(x[axes - 1, p] / steps[axes - 1], n2, nearest)
+                i, ii, s, inside0 = place(x[0, p] / steps[0], n0, nearest)
+            j, jj, t, inside1 = place(x[axes - 2, p] / steps[axes - 2], n1, nearest)
+            k, kk, u, inside2 = place(x[axes - 1, p] / steps[axes - 1], n2, nearest)
             if zero and not (inside0 and inside1 and inside2):
                 for c in range(channels):
                     out[c, p] = 0
@@ -54,7 +54,7 @@ def _sample(f: Array, x: Array, steps: Array, nearest: bool, zero: bool, out: Ar
 
 
 @njit(inline="always", **OPTIONS)
-def _place(x: float, n: int, nearest: bool) -> tuple[int, int, float, bool]:
+def place(x: float, n: int, nearest: bool) -> tuple[int, int, float, bool]:
     """The two points around a position, how far it is beyond the first, and whether it lies on the voxels of the image."""
     if nearest:
         x = np.floor(x + 0.5)  # half-way points go up, as in ITK

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,9 +18,13 @@ from metreg.data.pair import content_length
 from metreg.data.transforms import positions
 from metreg.grid import Array, Grid, transform_points, voxel_size
 from metreg.interpolate import covered, downsample, sample
+from metreg.kernels import is_compiled
 from metreg.kernels.replay import Replay
 from metreg.similarity.mi import mutual_information
-from metreg.similarity.ncc import ncc
+from metreg.similarity.ncc import TINY, ncc
+
+if TYPE_CHECKING:
+    from metreg.kernels.affine_cpu import Compared
 
 CPU = torch.device("cpu")
 Similarity = Callable[..., Tensor]
@@ -48,6 +54,8 @@ class _Level:
 
     def compare(self, matrix: Tensor, similarity: Similarity) -> tuple[Tensor, Tensor]:
         """How unlike the images are under a matrix (D, D+1), and its derivative by that."""
+        if similarity is ncc and is_compiled(self.source):
+            return self._compare_compiled(matrix)
         matrix = matrix.requires_grad_()
         dim, turn = len(matrix), self.to_local[:, : len(matrix)]
         x = torch.addmm(turn @ matrix[:, dim:] + self.to_local[:, dim:], turn @ matrix[:, :dim], self.points).float()[None]
@@ -59,11 +67,28 @@ class _Level:
             mask = sample(of_source, x.detach(), self.grid, outside="zero")
         if of_target is not None:
             mask = mask * of_target
-        overlap = mask.sum() / self.shareable
         unlike = similarity(warped, self.target, mask).sum()
         (slope,) = torch.autograd.grad(unlike, matrix)
+        return self._unless_apart(mask.sum(), unlike.detach(), slope)
+
+    def _unless_apart(self, shared: Tensor, unlike: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+        overlap = shared / self.shareable
         apart = overlap < LEAST_OVERLAP
-        return torch.where(apart, 2 - overlap, unlike.detach()), torch.where(apart, torch.zeros_like(slope), slope)
+        return torch.where(apart, 2 - overlap, unlike), torch.where(apart, torch.zeros_like(slope), slope)
+
+    def _compare_compiled(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        dim, to_index = len(matrix), self.to_local / self.grid.steps(self.to_local).view(-1, 1)
+        whole = to_index[:, :dim] @ matrix
+        whole[:, dim:] += to_index[:, dim:]
+        shared, unlike, slope = self._compared.under(whole.numpy(), TINY)
+        by_matrix = to_index[:, :dim].T @ torch.from_numpy(slope)
+        return self._unless_apart(matrix.new_tensor(shared), matrix.new_tensor(unlike), by_matrix)
+
+    @cached_property
+    def _compared(self) -> Compared:
+        from metreg.kernels.affine_cpu import Compared
+
+        return Compared(self.source, self.target, self.points, self.masks)
 
 
 def align(
