@@ -79,15 +79,15 @@ def test_sampling_nowhere_gives_a_number() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("window", [3, 7, 45])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("masked", "noise"), [(False, 0.0), (True, 0.0), (True, 0.2)])
 @pytest.mark.parametrize(("kind", "tolerance"), KINDS)
-def test_lncc(shape: tuple[int, ...], window: int, masked: bool, kind: torch.dtype, tolerance: float) -> None:
+def test_lncc(shape: tuple[int, ...], window: int, masked: bool, noise: float, kind: torch.dtype, tolerance: float) -> None:
     if masked and window == 3 and kind == torch.float32:
         pytest.skip("windows of a voxel or two have no variance, and single precision no say in what it is")
     warped, target = torch.rand(2, 1, *shape, dtype=kind).requires_grad_(), torch.rand(2, 1, *shape, dtype=kind)
     mask = (torch.rand(2, 1, *shape) > 0.3).to(kind) if masked else None
     p = torch.tensor([0.7, 1.3], dtype=kind)
-    plain, fast = lncc(warped, target, mask, window=window), Lncc(window, "box")(warped, target, mask)
+    plain, fast = lncc(warped, target, mask, window=window, noise=noise), Lncc(window, "box", noise)(warped, target, mask)
     torch.testing.assert_close(fast, plain, rtol=0, atol=tolerance)
     gradients = [torch.autograd.grad((value * p).sum(), warped)[0] for value in (fast, plain)]
     torch.testing.assert_close(*gradients, rtol=0, atol=20 * tolerance * float(gradients[1].abs().max()))

@@ -10,7 +10,7 @@ from helpers import adjoint_gap, random_field
 from metreg.config import SimilaritySettings
 from metreg.grid import Grid
 from metreg.similarity import Similarity, window_on
-from metreg.similarity.lncc import lncc, window_sum
+from metreg.similarity.lncc import lncc, window_sum, worth
 from metreg.similarity.mi import cubic_b_spline, mutual_information
 from metreg.similarity.ncc import ncc
 from metreg.similarity.ssd import ssd
@@ -20,6 +20,7 @@ ALL = {
     "ncc": ncc,
     "lncc": lambda a, b, k=None: lncc(a, b, k, window=3),
     "lncc-gaussian": lambda a, b, k=None: lncc(a, b, k, window=3, kernel="gaussian"),
+    "lncc-noise": lambda a, b, k=None: lncc(a, b, k, window=3, noise=0.3),
     "mi": lambda a, b, k=None: mutual_information(a, b, k, bins=12),
 }
 
@@ -152,3 +153,17 @@ def test_settings_name_them_all(name: str) -> None:
     a, b = images()
     settings = SimilaritySettings.model_validate({"name": name, "weight": 2.0, "window": 3, "bins": 12})
     torch.testing.assert_close(Similarity(settings)(a, b, Grid.unit_cube(tuple(a.shape[2:]))), 2 * ALL[name](a, b))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.5])
+def test_worth_goes_from_none_to_all_and_steeper_towards_full_correlation(noise: float) -> None:
+    correlation = torch.linspace(0, 1, 11, dtype=torch.float64, requires_grad=True)
+    found = worth(correlation, noise)
+    torch.testing.assert_close(found[[0, -1]], torch.tensor([0.0, 1.0], dtype=torch.float64))
+    (slope,) = torch.autograd.grad(found.sum(), correlation)
+    assert bool((slope > 0).all()) and bool((slope.diff() > -1e-12).all())
+
+
+def test_much_noise_is_plain_correlation() -> None:
+    correlation = torch.linspace(0, 1, 11, dtype=torch.float64)
+    torch.testing.assert_close(worth(correlation, 1e6), correlation, rtol=0, atol=1e-6)

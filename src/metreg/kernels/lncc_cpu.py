@@ -17,14 +17,22 @@ from metreg.kernels.transport_cpu import OPTIONS, Threads, with_slabs
 
 
 class LnccOnCpu(torch.autograd.Function):
-    """Sum over windows of weight * cov(a, b)^2 / (var(a) var(b)).  a, b, weight and the facts of b (B, 1, *S) -> (B,).
+    """Sum over windows of weight * worth(cov(a, b)^2 / (var(a) var(b))).  a, b and the facts of b (B, 1, *S) -> (B,).
 
     `facts` (4, B, 1, *S): of every window of b its mean, its variance and its weight, and one over the voxels in it.
     """
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, a: Tensor, b: Tensor, mask: Tensor | None, facts: Tensor, window: int, tiny: float
+        ctx: FunctionCtx,
+        a: Tensor,
+        b: Tensor,
+        mask: Tensor | None,
+        facts: Tensor,
+        window: int,
+        tiny: float,
+        noise: float,
+        span: float,
     ) -> Tensor:
         f, g = with_slabs(a)[:, 0], with_slabs(b)[:, 0]
         known = with_slabs(torch.ones((1,) * a.dim(), dtype=a.dtype) if mask is None else mask)[:, 0]
@@ -34,7 +42,7 @@ class LnccOnCpu(torch.autograd.Function):
         half = min(window // 2, max(f.shape[1:]))
         with Threads(f):
             _sums_in_slabs(f.numpy(), g.numpy(), known.numpy(), sums.numpy(), half)
-            _compare(sums.numpy(), told.numpy(), slopes.numpy(), energy.numpy(), half, tiny)
+            _compare(sums.numpy(), told.numpy(), slopes.numpy(), energy.numpy(), half, tiny, noise, span)
             if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
                 _box_in_slabs(slopes.numpy(), sums.numpy(), half)
                 gradient = torch.empty_like(f)
@@ -44,9 +52,9 @@ class LnccOnCpu(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, p: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    def backward(ctx: FunctionCtx, p: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return p.view(-1, *[1] * (gradient.dim() - 1)) * gradient, None, None, None, None, None
+        return p.view(-1, *[1] * (gradient.dim() - 1)) * gradient, *[None] * 7
 
 
 @njit(parallel=True, **OPTIONS)
@@ -142,7 +150,9 @@ def _unroll(sums: Array, p: int, i: int, j: int, half: int, total: Array) -> Non
 
 
 @njit(parallel=True, **OPTIONS)
-def _compare(sums: Array, facts: Array, slopes: Array, energy: Array, half: int, tiny: float) -> None:
+def _compare(
+    sums: Array, facts: Array, slopes: Array, energy: Array, half: int, tiny: float, noise: float, span: float
+) -> None:
     """The energy of all windows, line by line, and what the gradient is made of."""
     _, pairs, n0, n1, n2 = sums.shape
     for r in prange(pairs * n1):
@@ -160,9 +170,16 @@ def _compare(sums: Array, facts: Array, slopes: Array, energy: Array, half: int,
                 free = 1.0
                 if var_a < tiny:
                     var_a, free = tiny, 0.0
-                by_covariance = 2 * covariance / (var_a * var_b) * weight
-                by_variance = -free * covariance * covariance / (var_a * var_a * var_b) * weight
-                found += 0.5 * by_covariance * covariance
+                correlation = covariance * covariance / (var_a * var_b)
+                steep = weight
+                if noise > 0:
+                    left = max(1 + noise - correlation, noise)
+                    found += weight * (1 - np.log(left / noise) / span)
+                    steep = weight / (left * span)
+                else:
+                    found += weight * correlation
+                by_covariance = 2 * covariance / (var_a * var_b) * steep
+                by_variance = -free * correlation / var_a * steep
                 slopes[0, p, i, j, k] = by_covariance * share
                 slopes[1, p, i, j, k] = by_variance * share
                 slopes[2, p, i, j, k] = (by_covariance * mean_b + 2 * by_variance * mean_a) * share

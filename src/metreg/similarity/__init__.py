@@ -47,7 +47,7 @@ class Similarity:
         """One for every window, which remembers its target."""
         window = window_on(grid, self.settings.window)
         if window not in self.local:
-            self.local[window] = Lncc(window, self.settings.kernel)
+            self.local[window] = Lncc(window, self.settings.kernel, self.settings.noise)
         return self.local[window]
 
 

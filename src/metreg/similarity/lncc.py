@@ -1,7 +1,12 @@
-"""Local normalised cross-correlation: ncc^2 in a window around every voxel, whose width costs nothing on a CPU."""
+"""Local normalised cross-correlation: ncc^2 in a window around every voxel, whose width costs nothing on a CPU.
+
+What a window is worth is ncc^2 itself, or, with some `noise`, goes by the logarithm of what ncc^2 leaves unexplained: the
+mutual information of two Gaussian variables, which windows that fit well already can still raise.
+"""
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -20,8 +25,16 @@ FLAT = 1e-4
 """Variance of noise: windows of the target that vary less count for little, so that background has no say."""
 
 
-def lncc(warped: Tensor, target: Tensor, mask: Tensor | None = None, *, window: int = 9, kernel: Kernel = "box") -> Tensor:
-    """Mean of 1 - lncc^2 over the windows in which the target varies, in [0, 1].  (B, C, *S) -> (B,).
+def lncc(
+    warped: Tensor,
+    target: Tensor,
+    mask: Tensor | None = None,
+    *,
+    window: int = 9,
+    kernel: Kernel = "box",
+    noise: float = 0.0,
+) -> Tensor:
+    """Mean of 1 - `worth(lncc^2, noise)` over the windows in which the target varies, in [0, 1].  (B, C, *S) -> (B,).
 
     `window` is the width of a box in voxels; the Gaussian has the same standard deviation as that box. Windows are cut
     off at the border and at the mask. The weight of a window depends on the target alone: equal images are a minimum.
@@ -37,7 +50,19 @@ def lncc(warped: Tensor, target: Tensor, mask: Tensor | None = None, *, window: 
     covariance = mean(a * windows.b) - mean_a * windows.mean
     variance_a = (mean(a * a) - mean_a**2).clamp(min=TINY)
     correlation = covariance**2 / (variance_a * windows.variance)
-    return 1 - (windows.weight * correlation).flatten(1).sum(1) / windows.total
+    return 1 - (windows.weight * worth(correlation, noise)).flatten(1).sum(1) / windows.total
+
+
+def worth(correlation: Tensor, noise: float) -> Tensor:
+    """From 0 to 1, as ncc^2 is: that itself, or 1 - log((1 + noise - ncc^2) / noise) / log((1 + noise) / noise)."""
+    if noise == 0:
+        return correlation
+    return 1 - ((1 + noise - correlation).clamp(min=noise) / noise).log() / span(noise)
+
+
+def span(noise: float) -> float:
+    """What the logarithm goes through from no correlation to full correlation."""
+    return math.log((1 + noise) / noise) if noise > 0 else 1.0
 
 
 class Windows(NamedTuple):
@@ -70,8 +95,8 @@ def centred(f: Tensor) -> Tensor:
 class Lncc:
     """`lncc` with the compiled kernel where there is one. It remembers its target, which a registration keeps."""
 
-    def __init__(self, window: int, kernel: Kernel) -> None:
-        self.window, self.kernel = window, kernel
+    def __init__(self, window: int, kernel: Kernel, noise: float = 0.0) -> None:
+        self.window, self.kernel, self.noise = window, kernel, noise
         self.seen: tuple[Tensor, Tensor | None, tuple[int, int | None]] | None = None
         self.facts = self.b = self.total = torch.empty(0)
 
@@ -80,14 +105,15 @@ class Lncc:
         if simple and is_fast(warped):
             from metreg.kernels.lncc_gpu import LnccOnGpu
 
-            found: Tensor = LnccOnGpu.apply(warped, target, mask, self.window, TINY, FLAT)  # type: ignore[no-untyped-call]
+            how = (self.window, TINY, FLAT, self.noise, span(self.noise))
+            found: Tensor = LnccOnGpu.apply(warped, target, mask, *how)  # type: ignore[no-untyped-call]
             return found
         if not simple or not is_compiled(warped):
-            return lncc(warped, target, mask, window=self.window, kernel=self.kernel)
+            return lncc(warped, target, mask, window=self.window, kernel=self.kernel, noise=self.noise)
         from metreg.kernels.lncc_cpu import LnccOnCpu
 
         self._look_at(target, mask)
-        arguments = (centred(warped), self.b, mask, self.facts, self.window, TINY)
+        arguments = (centred(warped), self.b, mask, self.facts, self.window, TINY, self.noise, span(self.noise))
         value: Tensor = LnccOnCpu.apply(*arguments)  # type: ignore[no-untyped-call]
         return 1 - value / self.total
 
