@@ -223,3 +223,15 @@ def test_a_killed_run_leaves_no_folder(pair_files: tuple[Path, Path], tmp_path: 
     process.kill()
     process.wait()
     assert not (tmp_path / "out").exists()
+
+
+def test_an_interruption_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*words: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("metreg.config.make_settings", interrupt)
+    monkeypatch.setattr("sys.argv", ["metreg", "register", "a.nii.gz", "b.nii.gz", "-o", "out"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 130
+    assert capsys.readouterr().err.strip().splitlines()[-1].startswith("metreg: interrupted")

@@ -21,6 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+INTERRUPTED = 130
 USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
 """Typer's UsageError, which it has no public name for."""
 
@@ -61,13 +62,17 @@ def main() -> None:
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     try:
         code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
+        if code == INTERRUPTED:  # typer makes that of Ctrl-C
+            raise KeyboardInterrupt
     except USAGE_ERROR as error:
         _fail(f"{error.format_message()} Try --help.")
     except MetregError as error:
         _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):
-        sys.stderr.write("metreg: interrupted; no results were written (train and reproduce go on with --resume)\n")
-        sys.exit(130)
+        sys.stderr.write(
+            "metreg: interrupted; nothing is half written (train, evaluate and reproduce go on with --resume)\n"
+        )
+        sys.exit(INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 

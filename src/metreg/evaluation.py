@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -120,17 +121,16 @@ class _Run:
 @contextmanager
 def _workers(run: _Run, jobs: int) -> Iterator[Executor]:
     """Processes of their own: what runs on a GPU cannot be forked."""
-    try:
-        with ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker, (run, jobs)) as pool:
-            try:
-                yield pool
-            except BaseException:
-                pool.shutdown(
-                    wait=True, cancel_futures=True
-                )  # what has begun is finished, so that it need not be done again
-                raise
-    except BrokenProcessPool:
-        raise MetregError("--jobs: a process was killed, perhaps for memory; use fewer, and --resume") from None
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker, (run, jobs)) as pool:
+        try:
+            yield pool
+        except BaseException as error:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in active_children():
+                process.terminate()
+            if isinstance(error, BrokenProcessPool):
+                raise MetregError("--jobs: a process was killed, perhaps for memory; use fewer, and --resume") from None
+            raise
 
 
 _RUN: _Run | None = None
@@ -140,6 +140,7 @@ _RUN: _Run | None = None
 def _begin_worker(run: _Run, jobs: int) -> None:
     global _RUN
     _RUN = run
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever began them ends them
     torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
 
 
