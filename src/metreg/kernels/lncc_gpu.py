@@ -28,15 +28,7 @@ class LnccOnGpu(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
-        a: Tensor,
-        b: Tensor,
-        mask: Tensor | None,
-        window: int,
-        tiny: float,
-        flat: float,
-        noise: float,
-        span: float,
+        ctx: FunctionCtx, a: Tensor, b: Tensor, mask: Tensor | None, window: int, tiny: float, flat: float
     ) -> Tensor:
         a, b, mask = a.contiguous(), b.contiguous(), None if mask is None else mask.contiguous()
         batch, shape = len(a), a.shape[2:]
@@ -53,8 +45,9 @@ class LnccOnGpu(torch.autograd.Function):
         tile = TILES[0] if n0 > 1 else TILES[1]
         blocks = blocks_of((n0, n1, n2), tile)
         slopes, parts = along_lines[:3], a.new_empty(2, batch, blocks)
-        how = {"NOISY": noise > 0, "T0": tile[0], "T1": tile[1], "T2": tile[2], **common}
-        _compare[blocks, batch](sums, images[2], slopes, parts, tiny, flat, noise, span, n0, n1, n2, **how)
+        _compare[blocks, batch](
+            sums, images[2], slopes, parts, tiny, flat, n0, n1, n2, T0=tile[0], T1=tile[1], T2=tile[2], **common
+        )
         energy, total = parts.sum(2, dtype=torch.float64)
         total = total.clamp(min=tiny)
         if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
@@ -70,9 +63,9 @@ class LnccOnGpu(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, p: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, p: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         gradient, total = ctx.saved_tensors  # type: ignore[attr-defined]
-        return (-p / total).view(-1, *[1] * (gradient.dim() - 1)) * gradient, *[None] * 7
+        return (-p / total).view(-1, *[1] * (gradient.dim() - 1)) * gradient, None, None, None, None, None
 
 
 def _box(f: Tensor, out: Tensor, axis: int, half: int) -> None:
@@ -162,12 +155,9 @@ def _compare(
     parts,
     tiny,
     flat,
-    noise,
-    span,
     n0,
     n1,
     n2,
-    NOISY: tl.constexpr,
     MASKED: tl.constexpr,
     HALF: tl.constexpr,
     T0: tl.constexpr,
@@ -195,11 +185,6 @@ def _compare(
     by_ab = 2 * weight * covariance / (variance_a * variance_b) * share
     energy = 0.5 * by_ab * covariance / share
     by_aa = tl.where(spread_a > tiny, -energy / variance_a * share, 0.0)
-    if NOISY:
-        left = tl.maximum(1 + noise - covariance * covariance / (variance_a * variance_b), noise)
-        by_ab /= left * span
-        by_aa /= left * span
-        energy = weight * (1 - tl.log(left / noise) / span)
     slopes += pair * size + at
     tl.store(slopes, -by_ab * mean_b - 2 * by_aa * mean_a, mask=inside)
     tl.store(slopes + step, by_aa, mask=inside)

@@ -102,11 +102,10 @@ class Lncc:
 
     def __call__(self, warped: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         simple = self.kernel == "box" and warped.shape[1] == 1 and target.dtype == warped.dtype
-        if simple and is_fast(warped):
+        if simple and is_fast(warped) and self.noise == 0:
             from metreg.kernels.lncc_gpu import LnccOnGpu
 
-            how = (self.window, TINY, FLAT, self.noise, span(self.noise))
-            found: Tensor = LnccOnGpu.apply(warped, target, mask, *how)  # type: ignore[no-untyped-call]
+            found: Tensor = LnccOnGpu.apply(warped, target, mask, self.window, TINY, FLAT)  # type: ignore[no-untyped-call]
             return found
         if not simple or not is_compiled(warped):
             return lncc(warped, target, mask, window=self.window, kernel=self.kernel, noise=self.noise)
