@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import time
+from multiprocessing import active_children
 from pathlib import Path
+from threading import Thread
 
 import nibabel as nib
 import numpy as np
@@ -143,3 +146,22 @@ def test_processes_side_by_side_find_what_one_finds(
     for mine, other in zip(one, two, strict=True):
         assert float(mine["target_overlap"]) == pytest.approx(float(other["target_overlap"]), abs=1e-3)
         assert mine["folds"] == other["folds"]
+
+
+def test_a_killed_worker_is_told_in_one_line_and_the_run_can_be_resumed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def kill_one() -> None:
+        end = time.monotonic() + 60
+        while len(workers := active_children()) < 2 and time.monotonic() < end:
+            time.sleep(0.05)
+        workers[0].kill()
+
+    Thread(target=kill_one, daemon=True).start()
+    words = ["-o", tmp_path / "out", "--metric", "global", "--frame", "ras", *QUICK]
+    assert run(monkeypatch, "evaluate", folder / "pairs.csv", *words, "--jobs", 2) == 2
+    told = capfd.readouterr().err
+    assert "--jobs: a process was killed" in told and "Traceback" not in told
+    assert not active_children()
+    assert run(monkeypatch, "evaluate", folder / "pairs.csv", *words, "--resume") == 0
+    assert len(list((tmp_path / "out" / "runs" / "global").glob("*.json"))) == 2

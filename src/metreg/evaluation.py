@@ -121,13 +121,15 @@ class _Run:
 @contextmanager
 def _workers(run: _Run, jobs: int) -> Iterator[Executor]:
     """Processes of their own: what runs on a GPU cannot be forked."""
+    others = active_children()
     with ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker, (run, jobs)) as pool:
         try:
             yield pool
         except BaseException as error:
-            pool.shutdown(wait=False, cancel_futures=True)
             for process in active_children():
-                process.terminate()
+                if process not in others:
+                    process.terminate()
+            pool.shutdown(cancel_futures=True)  # its thread waits for them; two that wait for one process lose it
             if isinstance(error, BrokenProcessPool):
                 raise MetregError("--jobs: a process was killed, perhaps for memory; use fewer, and --resume") from None
             raise
