@@ -20,7 +20,7 @@ types: $(VENV)/installed-dev
 	$(BIN)/mypy
 
 # pages, the examples in them, and links: warnings are errors. One thread each: the gallery's images are small
-SPHINX = OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/sphinx-build -q -W --keep-going -d docs/_build/doctrees
+SPHINX = OMP_NUM_THREADS=1 $(BIN)/sphinx-build -q -W --keep-going -d docs/_build/doctrees
 docs: $(VENV)/installed-docs
 	$(SPHINX) -b html docs docs/_build/html
 	$(SPHINX) -b doctest docs docs/_build/doctest
@@ -65,7 +65,5 @@ $(VENV)/installed-dev $(VENV)/installed-docs: $(VENV)/installed-%: $(VENV)/insta
 	$(BIN)/python -m pip install -q --no-build-isolation -c constraints.txt -e ".[$*]"
 	@touch $@
 
-.venv-peers/installed: src/metreg/bench/peers.txt
-	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python -m pip install -q -r $<
-	@cp $< $@
+.venv-peers/installed: src/metreg/bench/peers.txt src/metreg/bench/peers_torch.txt | $(VENV)/installed
+	$(BIN)/python -m metreg.bench.environment .venv-peers

@@ -36,7 +36,8 @@ from metreg.report.tables import Table
 
 NAMES = EVALUATION | {"transforms", "images", "logs", "peers.md"}
 """What the comparison writes into its folder."""
-ENDS = (".h5", "_inverse.h5")
+THERE, BACK = ".h5", "_inverse.h5"
+"""How the names of transforms end."""
 FILES = (Path("MOVING"), Path("FIXED"), Path("AFFINE.json"), Path("PREFIX"))
 Tell = Callable[[str], None]
 
@@ -130,17 +131,19 @@ def _images(bench: Bench, pair: PairFiles, number: int) -> list[Path]:
 def _run_one(bench: Bench, tool: Tool, number: int, files: list[Path]) -> str:
     """One run; gives why it failed, or nothing. A run that failed counts as the affine alone, and says so."""
     prefix, record = bench.prefix(tool.name, number), bench.record(tool.name, number)
-    for path in (record, bench.out / "runs" / tool.name / f"{number:04d}.json"):
+    row, inverse = bench.out / "runs" / tool.name / f"{number:04d}.json", prefix.with_name(f"{prefix.name}{BACK}")
+    for path in (record, row, inverse):
         path.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "out"
         command = tool.command(*files, made)
         run = run_fresh(command, cores=bench.cores, log=bench.out / "logs" / tool.name / f"{prefix.name}.txt")
-        failed = _why_failed(run, made)
+        failed = _why_failed(run, [Path(f"{made}{end}") for end in _ends(tool)])
         if failed and tool.name == AFFINE:
             return failed
-        for end in ENDS:
-            source = bench.prefix(AFFINE, number).with_name(f"{prefix.name}{end}") if failed else Path(f"{made}{end}")
+        found = bench.prefix(AFFINE, number).with_name(prefix.name) if failed else made
+        for end in _ends(tool):
+            source = Path(f"{found}{end}")
             with whole_file(prefix.with_name(f"{prefix.name}{end}"), overwrite=True) as path:
                 write_transform(path, load_transform(source))
         told = Path(f"{made}.json")
@@ -153,17 +156,21 @@ def _run_one(bench: Bench, tool: Tool, number: int, files: list[Path]) -> str:
     return failed
 
 
-def _why_failed(run: Run, made: Path) -> str:
+def _why_failed(run: Run, made: list[Path]) -> str:
     """Why a run is no result: its exit, or transforms that are missing, damaged or not finite."""
     if run.code:
         return f"exit {run.code}: {run.said}"
     try:
-        transforms = [load_transform(Path(f"{made}{end}")) for end in ENDS]
+        transforms = [load_transform(path) for path in made]
     except MetregError as error:
         return str(error)
     parts = [part for transform in transforms for part in transform.parts]
     whole = all(np.isfinite(part.displacement if isinstance(part, Field) else part.matrix).all() for part in parts)
     return "" if whole else "its transform is not finite"
+
+
+def _ends(tool: Tool) -> list[str]:
+    return [THERE, BACK] if tool.inverse else [THERE]
 
 
 def _warm_up(bench: Bench, tools: Sequence[Tool], tell: Tell) -> None:

@@ -11,10 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-THREADS = (
-    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"),
-    "ITK_GLOBAL_DEFAULT_NUMBER_OF_THREADS",
-)
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ITK_GLOBAL_DEFAULT_NUMBER_OF_THREADS")
 """The environment variables by which libraries learn how many threads they may use."""
 STOPWATCH = Path(__file__).with_name("stopwatch.py")
 
@@ -36,6 +33,7 @@ def run_fresh(command: Sequence[str | Path], *, cores: int, log: Path) -> Run:
     """Run a command; all that it prints goes to `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **dict.fromkeys(THREADS, str(cores)), "CUDA_VISIBLE_DEVICES": ""}
+    environment.pop("GOMP_SPINCOUNT", None)  # metreg has set it for itself, and its processes do so again
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record.json"
         words = [sys.executable, "-I", str(STOPWATCH), str(record), str(cores), *map(str, command)]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from metreg.bench.environment import packages_of
 from metreg.checks import MetregError
 from metreg.methods import AFFINE, methods_of
 
@@ -21,6 +22,9 @@ class Peer:
     options: tuple[str, ...]
     package: str
     what: str
+    with_torch: bool = False
+    """Whether metreg's Python runs it, for its torch."""
+    inverse: bool = True
 
 
 PEERS = {
@@ -37,6 +41,14 @@ PEERS = {
         "antspyx",
         "ANTs: the deformable stage of antsRegistrationSyN (CC of radius 2, 100x70x50x20 iterations)",
     ),
+    "fireants": Peer(
+        "peer_fireants.py",
+        (),
+        "fireants",
+        "FireANTs: CC in windows of 5 voxels, 200x100x25 iterations, on the CPU",
+        with_torch=True,
+        inverse=False,
+    ),
 }
 
 
@@ -50,6 +62,8 @@ class Tool:
     after: tuple[str, ...] = ()
     short: tuple[str, ...] = ()
     """What makes a run short where only its first use of everything matters."""
+    inverse: bool = True
+    """Whether it writes the way back too."""
 
     def command(self, *files: Path) -> list[str]:
         return [*self.before, *map(str, files), *self.after]
@@ -60,10 +74,7 @@ def tools_of(peers: Sequence[str], metrics: Sequence[str], python: Path, config:
     unknown = [name for name in peers if name not in PEERS]
     if unknown:
         raise MetregError(f"--peer: unknown '{unknown[0]}'; there are {', '.join(PEERS)}")
-    found = [
-        Tool(name, PEERS[name].what, (str(python), "-I", str(HERE / PEERS[name].script)), PEERS[name].options)
-        for name in peers
-    ]
+    found = [_tool(name, PEERS[name], python) for name in peers]
     for given, method in zip(metrics, methods_of(metrics, [])[1:], strict=True):
         assert method.metric is not None
         name = method.name if "=" in given else f"metreg {method.name}"
@@ -75,3 +86,11 @@ def tools_of(peers: Sequence[str], metrics: Sequence[str], python: Path, config:
     if twice:
         raise MetregError(f"methods: two are called '{twice[0]}'; name metrics: --metric NAME=M")
     return found
+
+
+def _tool(name: str, peer: Peer, python: Path) -> Tool:
+    script = str(HERE / peer.script)
+    if not peer.with_torch:
+        return Tool(name, peer.what, (str(python), "-I", script), peer.options, inverse=peer.inverse)
+    own = ("--packages", str(packages_of(python.parents[1])))
+    return Tool(name, peer.what, (sys.executable, "-P", script), (*peer.options, *own), inverse=peer.inverse)

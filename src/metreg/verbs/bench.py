@@ -26,7 +26,7 @@ def peers(
     ] = None,
     peer: Annotated[
         list[str] | None,
-        typer.Option(help="Another tool: greedy, syn, syncc. Again and again.", show_default="all of them"),
+        typer.Option(help="Another tool: greedy, syn, syncc, fireants. Again and again.", show_default="all of them"),
     ] = None,
     cores: Annotated[int | None, typer.Option(min=1, help="Cores that every tool gets.", show_default="2")] = None,
     environment: Annotated[
@@ -51,7 +51,7 @@ def peers(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Compare metreg with Greedy and ANTs on the same pairs: overlap, regularity, CPU seconds, memory.
+    """Compare metreg with Greedy, ANTs and FireANTs on the same pairs: overlap, regularity, CPU seconds, memory.
 
     All start from the affine that metreg finds, given to each tool by its own option for that; labels are carried once,
     by the whole transform. Every registration is a process of its own on the same cores of the CPU; its costs are from
