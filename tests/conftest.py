@@ -16,7 +16,7 @@ DATA = Path(os.environ.get("METREG_DATA") or HERE.parents[1] / "shared" / "data"
 
 
 THREADS = os.environ.get("METREG_TEST_THREADS", "1")
-os.environ |= {"OMP_NUM_THREADS": THREADS, "NUMBA_NUM_THREADS": THREADS}  # workers run side by side, and start others
+os.environ["OMP_NUM_THREADS"] = THREADS  # workers run side by side, and start others
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels for GPUs are tested in Triton's interpreter
 
@@ -38,6 +38,15 @@ def _denormals() -> Iterator[None]:
     """Registrations flush them, which other tests must not feel."""
     yield
     torch.set_flush_denormal(False)
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Kernels on CPUs are shared among so many threads, however little there is to do."""
+    count: int = request.param
+    monkeypatch.setattr("metreg.kernels.share_cpu.LITTLE", -1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: count)
+    return count
 
 
 @pytest.fixture(scope="session")

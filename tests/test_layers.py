@@ -9,11 +9,12 @@ import pytest
 
 SRC = Path(__file__).resolve().parents[1] / "src" / "metreg"
 WALK = """
-    checks presets config grid kernels.transport_cpu kernels.sample_cpu kernels.affine_cpu kernels.warp_cpu
-    kernels.lncc_cpu kernels.folding_cpu kernels.bernstein_cpu kernels.tiles_gpu kernels.early_gpu kernels.speed_gpu
-    kernels.transport_gpu kernels.convolve kernels.sampling_gpu kernels.gather_gpu kernels.warp_gpu
-    kernels.ncc_gpu kernels.lncc_gpu kernels.folding_gpu kernels.smooth_gpu kernels.replay kernels
-    fields interpolate data.whole data.tensors data.datasets data.intensity data.formats data.points data.io
+    checks presets config grid kernels.share_cpu kernels.transport_cpu kernels.trilinear_cpu kernels.sample_cpu
+    kernels.splines_cpu kernels.affine_cpu kernels.warp_cpu kernels.lncc_cpu kernels.folding_cpu kernels.bernstein_cpu
+    kernels.memory kernels.tiles_gpu kernels.early_gpu kernels.speed_gpu kernels.transport_gpu kernels.convolve
+    kernels.sampling_gpu kernels.gather_gpu kernels.warp_gpu kernels.ncc_gpu kernels.lncc_gpu kernels.folding_gpu
+    kernels.smooth_gpu kernels.replay kernels
+    fields interpolate splines data.whole data.tensors data.datasets data.intensity data.formats data.points data.io
     data.transforms data.skull data.pair metric.base metric.gaussian metric.multi_gaussian metric.simplex metric.penalties
     metric.network metric.learned metric.store choice flow.steps flow.stationary flow.maps
     similarity.ssd similarity.ncc similarity.lncc similarity.mi similarity energy synthetic
@@ -26,7 +27,7 @@ WALK = """
     evaluation inspection reproduce.synthetic2d reproduce.rings_report reproduce.findings reproduce.parts
     reproduce.slices2d reproduce.klein2009 reproduce.klein3d demo bench.iteration bench.speed bench.stopwatch bench.process
     bench.environment
-    bench.peer_greedy bench.peer_ants bench.peer_metreg bench.alignment bench.tools bench.peers
+    bench.peer_greedy bench.peer_ants bench.peer_fireants bench.peer_metreg bench.alignment bench.tools bench.peers
     terminal options verbs.pair verbs.many verbs.experiments verbs.bench cli __main__
 """
 ORDER = WALK.split()

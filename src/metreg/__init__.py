@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from metreg.report import plots as plots
     from metreg.results import Result as Result
     from metreg.solve.momentum import read_momentum as read_momentum
+
+# torch's threads wait for their next work a few microseconds at full speed instead of milliseconds: meanwhile others have
+# some (kernels.share_cpu). This is read when torch is first imported; what the user has set stays.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 # in the order in which data walks through the house; loaded when first asked for, so that `import metreg` is quick
 _HOMES = {

@@ -85,8 +85,8 @@ def warp(source: Tensor, phi_inv: Tensor, grid: Grid) -> Tensor:
         return warped
     from metreg.kernels.warp_cpu import WarpOnCpu
 
-    counts = zip(phi_inv.shape[2:-1], grid.shape, strict=False)
-    up = [None if c == n else _matrix(c, n, phi_inv, grid) for c, n in counts]
+    c, n = phi_inv.shape[2], grid.shape[0]
+    up = None if c == n or grid.dim == 2 else _matrix(c, n, phi_inv, grid)
     warped = WarpOnCpu.apply(source, phi_inv, grid, up)  # type: ignore[no-untyped-call]
     return warped
 

@@ -94,3 +94,49 @@ def test_what_lies_wholly_inside_a_turned_image_is_known_everywhere() -> None:
     domain = Grid.of_image(fixed.shape, fixed.affine, 30.0)
     _, known = bring(moving, None, turn, domain, torch.device("cpu"))
     assert bool((known == 1).all())
+
+
+@pytest.mark.parametrize("shape", [(24, 25), (24, 25, 26)])
+def test_between_voxels_images_are_carried_sharply(shape: tuple[int, ...]) -> None:
+    """A wave of eight voxels, whose highest and lowest points are voxels, a quarter of a voxel on."""
+    axes = [torch.cos(2 * torch.pi / 8 * torch.arange(n, dtype=torch.float64)) for n in shape]
+    wave = torch.stack(torch.meshgrid(*axes, indexing="ij")).sum(0)[None, None]
+    matrix = np.eye(len(shape) + 1)
+    matrix[:-1, -1] = 0.25
+    between = [torch.cos(2 * torch.pi / 8 * (torch.arange(n, dtype=torch.float64) + 0.25)) for n in shape]
+    truth = torch.stack(torch.meshgrid(*between, indexing="ij")).sum(0)
+    inside = tuple(slice(4, -4) for _ in shape)
+    linear, sharp = (carry(wave, matrix, shape, sharply=sharply)[0, 0] for sharply in (False, True))
+    off = [float((found - truth)[inside].abs().max()) for found in (linear, sharp)]
+    assert off[1] < 0.4 * off[0]
+    assert wave.min() <= sharp.min() and sharp.max() <= wave.max()
+    matrix[:-1, -1] = -3.25  # three voxels of nothing come first
+    carried = carry(wave + 5, matrix, shape, sharply=True)[0, 0]
+    behind = tuple(slice(3, None) for _ in shape)
+    assert float(carried[:3].abs().max()) == 0 and float(carried[behind].min()) > 0
+
+
+def test_what_a_mask_leaves_out_does_not_ring_inside_of_it() -> None:
+    """Tissue of 0.3, and beside it, outside the mask, something bright; everything half a voxel on."""
+    values = np.full((40, 22, 24), 0.3, dtype=np.float32)
+    values[:2], values[2:4], values[32:] = 0.0, 1.0, 1.0
+    mask = np.zeros(values.shape, dtype=np.uint8)
+    mask[:32] = 1
+    shift = np.eye(4)
+    shift[:3, 3] = 0.5
+    image = Image(values, np.eye(4))
+    found, known = bring(image, Image(mask, np.eye(4)), shift, Grid(values.shape, (1.0,) * 3), torch.device("cpu"))
+    assert image.scaled_in(Image(mask, np.eye(4)))[16, 5, 5] == pytest.approx(0.3)
+    near = found[0, 0, 20:][known[0, 0, 20:] == 1]
+    assert len(near) and float((near - 0.3).abs().max()) < 0.003
+
+
+def test_what_is_too_large_or_too_flat_to_be_carried_sharply_is_carried_linearly(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = np.eye(4)
+    matrix[:-1, -1] = 0.25
+    flat, large = (torch.rand(1, 1, *shape, dtype=torch.float64) for shape in ((6, 7, 1), (6, 7, 8)))
+    monkeypatch.setattr("metreg.data.pair.LONGEST_SHARP", 7)
+    for f in (flat, large):
+        torch.testing.assert_close(
+            carry(f, matrix, f.shape[2:], sharply=True), carry(f, matrix, f.shape[2:]), atol=0, rtol=0
+        )

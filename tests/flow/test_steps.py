@@ -55,10 +55,12 @@ def test_space_has_order_two() -> None:
     assert observed_order(error, (33, 65)) == pytest.approx(2, abs=0.1)
 
 
-@pytest.mark.parametrize("dim", [2, 3])
+@pytest.mark.parametrize("shape", [(7, 6), (7, 6, 5), (2, 3, 4), (11, 4, 3), (5, 2, 2)])
 @pytest.mark.parametrize("scheme", list(ORDER))
-def test_fast_transport_equals_the_plain_one_forward_and_gradient(scheme: str, dim: int) -> None:
-    grid = Grid((7, 6, 5)[:dim], (0.2, 0.25, 0.3)[:dim])
+@pytest.mark.usefixtures("threads")
+def test_fast_transport_equals_the_plain_one_forward_and_gradient(scheme: str, shape: tuple[int, ...]) -> None:
+    """Slabs of two pairs among three threads: one of them has slabs of both."""
+    dim, grid = len(shape), Grid(shape, (0.2, 0.25, 0.3)[: len(shape)])
     f = random_field(2, dim, *grid.shape, seed=1).requires_grad_()
     v = (0.2 * random_field(2, dim, *grid.shape, seed=2)).requires_grad_()
     p = random_field(2, dim, *grid.shape, seed=3)

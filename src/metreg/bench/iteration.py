@@ -16,6 +16,7 @@ from metreg.energy import Objective, Scene
 from metreg.flow.stationary import flow
 from metreg.grid import Grid
 from metreg.kernels import plain_torch
+from metreg.kernels.memory import kept_memory
 from metreg.kernels.replay import Replay
 from metreg.metric.simplex import to_simplex
 from metreg.similarity import Similarity
@@ -84,7 +85,7 @@ class Iteration:
         self.metric = make_metric(self.map_grid, settings, like=like, weights=self.w.detach())
         self.metric.weights = self.w
         self.m = (0.2 * torch.randn(sizes, generator=generator)).to(device).requires_grad_()
-        self.similarity = Similarity(SimilaritySettings(name=case.similarity, window=case.window))
+        self.similarity = Similarity(SimilaritySettings(name=case.similarity, window=case.window, noise=0))
         solve = SolveSettings(regularity=1.0, folding=case.folding)
         self.objective = Objective(self.similarity, FlowSettings(steps=case.steps), solve)
         self.v = self.metric.sharp(self.m).detach().requires_grad_()
@@ -179,6 +180,7 @@ def copy_bandwidth(device: torch.device, repeats: int) -> float:
     return 2 * COPY_BYTES / (measure(copy, device, repeats).median / 1000)
 
 
+@kept_memory()
 def bench_iteration(case: Case, device: torch.device, *, repeats: int, plain_repeats: int) -> dict[str, Any]:
     """The whole iteration, its parts, its memory, and the same in plain torch (0 repeats: not that)."""
     if device.type == "cuda":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -17,7 +17,14 @@ from metreg.data.formats import Image
 from metreg.data.intensity import BACKGROUND, match
 from metreg.data.transforms import positions, sample_at, sample_tensor
 from metreg.grid import Array, Grid, is_orthogonal, transform_points, voxel_size, world_points
-from metreg.interpolate import fill_unknown
+from metreg.interpolate import covered, fill_unknown
+from metreg.splines import coefficients, sample_splines
+
+AT_A_TIME = 500_000
+"""Points, so that all that is needed for them is little memory."""
+LONGEST_SHARP, MOST_WORK = 2048, 2**36
+"""Images with more voxels along an axis, or in all times those along all axes, are interpolated linearly: to find their
+splines would take many seconds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,16 +88,19 @@ def bring(
     values = image.scaled_in(mask)
     if len(standard):
         values = match(values, standard, seen)
-    both = torch.from_numpy(np.stack([values, known]))[None].to(device).double()
-    on_grid = carry(both, np.linalg.inv(image.affine) @ matrix @ grid.affine, grid.shape)
-    f, k = (part.float().contiguous() for part in on_grid.split(1, dim=1))
+    to_index = np.linalg.inv(image.affine) @ matrix @ grid.affine
+    f, k = (torch.from_numpy(np.ascontiguousarray(part))[None, None].to(device).float() for part in (values, known))
+    if mask is not None and min(image.shape) > 1:  # splines look far, and what a mask leaves out is not to be seen
+        f = fill_unknown(f, k, Grid(image.shape, (1.0,) * image.dim))
+    f, k = carry(f, to_index, grid.shape, sharply=True), carry(k.double(), to_index, grid.shape).float()
     return fill_unknown(f, k, grid), k
 
 
-def carry(f: Tensor, matrix: Array, shape: tuple[int, ...]) -> Tensor:
+def carry(f: Tensor, matrix: Array, shape: tuple[int, ...], *, sharply: bool = False) -> Tensor:
     """f (1, C, *S) on another grid, zero outside; `matrix` takes its indices to those of f.  -> (1, C, *shape)
 
-    Where that is a shift by whole voxels the values stay as they are.
+    Where that is a shift by whole voxels the values stay as they are. Elsewhere linear interpolation blurs them; `sharply`
+    has cubic splines instead, which hardly do, and nothing beyond the range of f.
     """
     whole = np.eye(len(matrix))
     whole[:-1, -1] = matrix[:-1, -1].round()
@@ -102,10 +112,19 @@ def carry(f: Tensor, matrix: Array, shape: tuple[int, ...]) -> Tensor:
             there = tuple(slice(low + t, high + t) for t, (low, high) in zip(first, both, strict=True))
             out[:, :, *here] = f[:, :, *there]
         return out
-    out = f.new_empty(1, f.shape[1], *shape)
-    for planes, x in positions(matrix, shape, f.device):
-        out[:, :, planes] = sample_tensor(f, x, "linear")
+    read, out = _reader(f, sharply=sharply), f.new_empty(1, f.shape[1], *shape)
+    for planes, x in positions(matrix, shape, f.device, AT_A_TIME):
+        out[:, :, planes] = read(x)
     return out
+
+
+def _reader(f: Tensor, *, sharply: bool) -> Callable[[Tensor], Tensor]:
+    """What gives f (1, C, *S) at indices x (D, *T), zero outside."""
+    shape = f.shape[2:]
+    if not sharply or min(shape) == 1 or max(shape) > LONGEST_SHARP or f.numel() * sum(shape) > MOST_WORK:
+        return lambda x: sample_tensor(f, x, "linear")
+    voxels, splines, (low, high) = Grid(tuple(shape), (1.0,) * len(shape)), coefficients(f), f.aminmax()
+    return lambda x: sample_splines(splines, x[None]).clamp_(low, high) * covered(x[None], voxels)
 
 
 def content_box(image: Image) -> tuple[Array, Array]:

@@ -49,7 +49,16 @@ def load_kernels(like: Tensor) -> None:
         for name in ("convolve", "smooth_gpu", "transport_gpu", "ncc_gpu", "lncc_gpu", "folding_gpu"):
             import_module(f"metreg.kernels.{name}")
     elif is_compiled(like):
-        for name in ("transport_cpu", "warp_cpu", "lncc_cpu", "folding_cpu", "bernstein_cpu", "sample_cpu", "affine_cpu"):
+        for name in (
+            "transport_cpu",
+            "warp_cpu",
+            "lncc_cpu",
+            "folding_cpu",
+            "bernstein_cpu",
+            "sample_cpu",
+            "splines_cpu",
+            "affine_cpu",
+        ):
             import_module(f"metreg.kernels.{name}")
 
 

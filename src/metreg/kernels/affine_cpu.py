@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import njit
 from torch import Tensor
 
 from metreg.grid import Array
-from metreg.kernels.sample_cpu import BLOCK, place
-from metreg.kernels.transport_cpu import OPTIONS, Threads, with_slabs
+from metreg.kernels.sample_cpu import place
+from metreg.kernels.share_cpu import OPTIONS, share, with_slabs
+from metreg.kernels.trilinear_cpu import value, value_and_slopes
+
+BLOCK = 4096
+"""Points whose sums are taken on their own."""
 
 
 class Compared:
@@ -27,7 +31,6 @@ class Compared:
         self.points = np.zeros((3, count), np.float32)
         self.points[3 - self.axes :] = points.numpy()
         self.parts = -(-count // BLOCK)
-        self.threads = Threads(points, self.parts)
         self.found = np.empty((5, count), np.float32)
         """At every point: share of the mask, value, and its derivatives along the source's axes."""
 
@@ -35,19 +38,20 @@ class Compared:
         """The sum of the masks, 1 - ncc^2, and its derivative, under a matrix (D, D+1) from points to indices."""
         start, whole = 3 - self.axes, np.zeros((3, 4))
         whole[start:, start:] = matrix
-        sums, slopes = np.empty((self.parts, 6)), np.empty((self.parts, 12))
-        with self.threads:
-            _carry(self.source, self.target, self.of_source, self.of_target, self.points, whole, self.found, sums)
-            n, *means = sums.sum(0)
-            count = max(n, 1.0)
-            a, b, aa, bb, ab = (total / count for total in means)
-            variance_a, variance_b, covariance = max(aa - a * a, tiny), max(bb - b * b, tiny), ab - a * b
-            by_covariance = -2 * covariance / (variance_a * variance_b) / count
-            by_variance = (aa - a * a > tiny) * covariance**2 / (variance_a**2 * variance_b) / count
-            # of each value, before it is multiplied by its share: by_covariance (b - mean b) + 2 by_variance (a - mean a)
-            constant = -by_covariance * b - 2 * by_variance * a
-            _pull(self.target, self.points, self.found, by_covariance, 2 * by_variance, constant, slopes)
-        slope = slopes.sum(0).reshape(3, 4)[start:, start:]
+        sums, slopes = np.empty((self.parts, 6)), np.empty((self.parts, 3, 4))
+        images = (self.source, self.target, self.of_source, self.of_target)
+        share(_carry, self.parts, self.points.size, *images, self.points, whole, self.found, sums)
+        n, *means = sums.sum(0)
+        count = max(n, 1.0)
+        a, b, aa, bb, ab = (total / count for total in means)
+        variance_a, variance_b, covariance = max(aa - a * a, tiny), max(bb - b * b, tiny), ab - a * b
+        by_covariance = -2 * covariance / (variance_a * variance_b) / count
+        by_variance = (aa - a * a > tiny) * covariance**2 / (variance_a**2 * variance_b) / count
+        # of each value, before it is multiplied by what is known: by_covariance (b - mean b) + 2 by_variance (a - mean a)
+        constant = -by_covariance * b - 2 * by_variance * a
+        numbers = (by_covariance, 2 * by_variance, constant)
+        share(_pull, self.parts, self.points.size, self.target, self.points, self.found, *numbers, slopes)
+        slope = slopes.sum(0)[start:, start:]
         return float(n), float(1 - covariance**2 / (variance_a * variance_b)), slope
 
 
@@ -55,60 +59,57 @@ def _slabs(f: Tensor) -> Array:
     return np.asarray(with_slabs(f.to(torch.float32))[0, 0].numpy())
 
 
-@njit(parallel=True, **OPTIONS)
-def _carry(f: Array, b: Array, mask: Array, other: Array, points: Array, matrix: Array, found: Array, sums: Array) -> None:
+@njit(**OPTIONS)
+def _carry(
+    f: Array,
+    b: Array,
+    mask: Array,
+    other: Array,
+    points: Array,
+    matrix: Array,
+    found: Array,
+    sums: Array,
+    first: int,
+    last: int,
+) -> None:
     """Values of f under the matrix, their derivatives, and the sums of 1, a, b, a^2, b^2 and ab over the masks."""
     n0, n1, n2 = f.shape
     count = len(b)
-    for block in prange(len(sums)):
-        total = np.zeros(6)
+    for block in range(first, last):
+        total = sums[block]
+        total.fill(0)
         for p in range(block * BLOCK, min(count, (block + 1) * BLOCK)):
             x, y, z = points[0, p], points[1, p], points[2, p]
             i, ii, s, inside0 = place(matrix[0, 0] * x + matrix[0, 1] * y + matrix[0, 2] * z + matrix[0, 3], n0, False)
             j, jj, t, inside1 = place(matrix[1, 0] * x + matrix[1, 1] * y + matrix[1, 2] * z + matrix[1, 3], n1, False)
             k, kk, u, inside2 = place(matrix[2, 0] * x + matrix[2, 1] * y + matrix[2, 2] * z + matrix[2, 3], n2, False)
-            share = 1.0 if inside0 and inside1 and inside2 else 0.0
-            if len(mask) and share > 0:
-                share = _value(mask, i, ii, j, jj, k, kk, s, t, u)
+            known = 1.0 if inside0 and inside1 and inside2 else 0.0
+            if len(mask) and known > 0:
+                known = value(mask, i, ii, j, jj, k, kk, s, t, u)
             if len(other):
-                share *= other[p]
-            found[0, p] = share
-            if share == 0:
+                known *= other[p]
+            found[0, p] = known
+            if known == 0:
                 continue
-            da, db = f[i, j, kk] - f[i, j, k], f[i, jj, kk] - f[i, jj, k]
-            dc, de = f[ii, j, kk] - f[ii, j, k], f[ii, jj, kk] - f[ii, jj, k]
-            v00, v01 = f[i, j, k] + u * da, f[i, jj, k] + u * db
-            v10, v11 = f[ii, j, k] + u * dc, f[ii, jj, k] + u * de
-            front, back = v00 + t * (v01 - v00), v10 + t * (v11 - v10)
-            a = front + s * (back - front)
+            a, found[2, p], found[3, p], found[4, p] = value_and_slopes(f, i, ii, j, jj, k, kk, s, t, u)
             found[1, p] = a
-            found[2, p] = back - front
-            found[3, p] = (1 - s) * (v01 - v00) + s * (v11 - v10)
-            found[4, p] = (1 - s) * ((1 - t) * da + t * db) + s * ((1 - t) * dc + t * de)
-            total[0] += share
-            total[1] += share * a
-            total[2] += share * b[p]
-            total[3] += share * a * a
-            total[4] += share * b[p] * b[p]
-            total[5] += share * a * b[p]
-        sums[block] = total
+            total[0] += known
+            total[1] += known * a
+            total[2] += known * b[p]
+            total[3] += known * a * a
+            total[4] += known * b[p] * b[p]
+            total[5] += known * a * b[p]
 
 
-@njit(inline="always", **OPTIONS)
-def _value(f: Array, i: int, ii: int, j: int, jj: int, k: int, kk: int, s: float, t: float, u: float) -> float:
-    a = f[i, j, k] + u * (f[i, j, kk] - f[i, j, k])
-    b = f[i, jj, k] + u * (f[i, jj, kk] - f[i, jj, k])
-    c = f[ii, j, k] + u * (f[ii, j, kk] - f[ii, j, k])
-    e = f[ii, jj, k] + u * (f[ii, jj, kk] - f[ii, jj, k])
-    return a + t * (b - a) + s * (c + t * (e - c) - a - t * (b - a))
-
-
-@njit(parallel=True, **OPTIONS)
-def _pull(b: Array, points: Array, found: Array, by_b: float, by_a: float, constant: float, slopes: Array) -> None:
+@njit(**OPTIONS)
+def _pull(
+    b: Array, points: Array, found: Array, by_b: float, by_a: float, constant: float, slopes: Array, first: int, last: int
+) -> None:
     """The sum over all points of what a value's change is worth, times its derivatives, times the point and 1: (3, 4)."""
     count = len(b)
-    for block in prange(len(slopes)):
-        total = np.zeros((3, 4))
+    for block in range(first, last):
+        total = slopes[block]
+        total.fill(0)
         for p in range(block * BLOCK, min(count, (block + 1) * BLOCK)):
             if found[0, p] == 0:
                 continue
@@ -119,4 +120,3 @@ def _pull(b: Array, points: Array, found: Array, by_b: float, by_a: float, const
                 total[d, 1] += g * points[1, p]
                 total[d, 2] += g * points[2, p]
                 total[d, 3] += g
-        slopes[block] = total.ravel()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 from torch import Tensor
 
 from metreg.grid import Array, Grid
-from metreg.kernels.transport_cpu import OPTIONS, Threads
+from metreg.kernels.share_cpu import OPTIONS, share
 
 
 def bernstein_minimum_3d(phi: Tensor, grid: Grid) -> Tensor:
@@ -15,8 +15,8 @@ def bernstein_minimum_3d(phi: Tensor, grid: Grid) -> Tensor:
     phi = phi.detach().contiguous()
     out = phi.new_empty(len(phi), *[n - 1 for n in phi.shape[2:]])
     inverse = (1 / np.array(grid.spacing)).astype(phi.numpy().dtype)
-    with Threads(phi):
-        _minimum(phi.numpy(), inverse, _shares().astype(inverse.dtype), out.numpy())
+    arrays = (phi.numpy(), inverse, _shares().astype(inverse.dtype), out.numpy())
+    share(_minimum, len(phi) * (phi.shape[2] - 1), phi.numel(), *arrays)
     return out
 
 
@@ -26,13 +26,13 @@ def _shares() -> Array:
     return 1 / np.einsum("i,j,k->ijk", choices, choices, choices).ravel()
 
 
-@njit(parallel=True, **OPTIONS)
-def _minimum(x: Array, inverse: Array, shares: Array, out: Array) -> None:
-    pairs, _, n0, n1, n2 = x.shape
-    for r in prange(pairs * (n0 - 1)):
+@njit(**OPTIONS)
+def _minimum(x: Array, inverse: Array, shares: Array, out: Array, first: int, last: int) -> None:
+    n0, n1, n2 = x.shape[2:]
+    edges = np.empty((3, 2, 2, 3), x.dtype)  # axis, the two other coordinates, component
+    sums = np.empty(27, x.dtype)
+    for r in range(first, last):
         b, i = r // (n0 - 1), r % (n0 - 1)
-        edges = np.empty((3, 2, 2, 3), x.dtype)  # axis, the two other coordinates, component
-        sums = np.empty(27, x.dtype)
         for j in range(n1 - 1):
             for k in range(n2 - 1):
                 out[b, i, j, k] = _cell(x[b], i, j, k, inverse, shares, edges, sums)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import njit
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from metreg.grid import Array, Grid
-from metreg.kernels.transport_cpu import OPTIONS, Threads, with_slabs
+from metreg.kernels.share_cpu import OPTIONS, share, with_slabs
 
 
 class FoldingOnCpu(torch.autograd.Function):
@@ -26,8 +26,9 @@ class FoldingOnCpu(torch.autograd.Function):
         energy = torch.zeros(len(x), x.shape[2], dtype=torch.float64)
         inverse = (1 / np.array(grid.spacing)).astype(x.numpy().dtype)
         run = _folding_3d if grid.dim == 3 else _folding_2d
-        with Threads(x):
-            run(x.numpy(), inverse, least, energy.numpy(), gradient.numpy())
+        for colour in range(2) if grid.dim == 3 else range(1):
+            parts = len(x) * ((x.shape[2] - colour) // 2 if grid.dim == 3 else 1)
+            share(run, parts, x.numel(), x.numpy(), inverse, least, energy.numpy(), gradient.numpy(), colour)
         ctx.save_for_backward(gradient.view(phi.shape))
         return energy.sum(1).to(phi.dtype)
 
@@ -38,18 +39,71 @@ class FoldingOnCpu(torch.autograd.Function):
         return p.view(-1, *[1] * (gradient.dim() - 1)) * gradient, None, None
 
 
-@njit(parallel=True, **OPTIONS)
-def _folding_3d(x: Array, inverse: Array, least: float, energy: Array, gradient: Array) -> None:
-    pairs, _, n0, n1, n2 = x.shape
-    for colour in range(2):
-        count = (n0 - colour) // 2  # slabs of cells that begin at colour, colour + 2, ...
-        for r in prange(pairs * count):
-            b, i = r // count, colour + 2 * (r % count)
-            edges = np.empty((3, 2, 2, 3), x.dtype)  # axis, the two other coordinates, component
-            back = np.empty((3, 2, 2, 3), x.dtype)
-            for j in range(n1 - 1):
-                for k in range(n2 - 1):
+@njit(**OPTIONS)
+def _folding_3d(
+    x: Array, inverse: Array, least: float, energy: Array, gradient: Array, colour: int, first: int, last: int
+) -> None:
+    n0, n1, n2 = x.shape[2:]
+    count = (n0 - colour) // 2  # slabs of cells that begin at colour, colour + 2, ...
+    edges = np.empty((3, 2, 2, 3), x.dtype)  # axis, the two other coordinates, component
+    back = np.empty((3, 2, 2, 3), x.dtype)
+    along0, along1 = np.empty((2, 3, n2), x.dtype), np.empty((2, 3, n2), x.dtype)
+    along2 = np.empty((2, 2, 3, n2), x.dtype)
+    normal, worst = np.empty((3, n2 - 1), x.dtype), np.empty(n2 - 1, x.dtype)
+    for r in range(first, last):
+        b, i = r // count, colour + 2 * (r % count)
+        for j in range(n1 - 1):
+            _least(x[b], i, j, inverse, along0, along1, along2, normal, worst)
+            for k in range(n2 - 1):
+                if not worst[k] >= least:
                     energy[b, i] += _cell(x[b], gradient[b], i, j, k, inverse, least, edges, back)
+
+
+@njit(**OPTIONS)
+def _least(
+    x: Array, i: int, j: int, inverse: Array, along0: Array, along1: Array, along2: Array, normal: Array, worst: Array
+) -> None:
+    """The least determinant at the corners of every cell in a row: most cells are far from folding, and not looked at."""
+    last = x.shape[3] - 1
+    for s in range(2):
+        for c in range(3):
+            _difference(x[c, i + 1, j + s], x[c, i, j + s], inverse[0], along0[s, c])
+            _difference(x[c, i + s, j + 1], x[c, i + s, j], inverse[1], along1[s, c])
+            for t in range(2):
+                row = x[c, i + s, j + t]
+                _difference(row[1:], row[:last], inverse[2], along2[s, t, c, :last])
+    for k in range(last):
+        worst[k] = np.inf
+    for p in range(2):
+        for q in range(2):
+            g0, g1, g2 = along2[p, q, 0], along2[p, q, 1], along2[p, q, 2]
+            for r in range(2):
+                end = last + r
+                f0, f1, f2 = along1[p, 0, r:end], along1[p, 1, r:end], along1[p, 2, r:end]
+                _cross(f1, f2, g1, g2, normal[0])
+                _cross(f2, f0, g2, g0, normal[1])
+                _cross(f0, f1, g0, g1, normal[2])
+                e0, e1, e2 = along0[q, 0, r:end], along0[q, 1, r:end], along0[q, 2, r:end]
+                _lower(e0, e1, e2, normal[0], normal[1], normal[2], worst)
+
+
+@njit(**OPTIONS)
+def _difference(a: Array, b: Array, scale: float, out: Array) -> None:
+    for k in range(len(out)):
+        out[k] = scale * (a[k] - b[k])
+
+
+@njit(**OPTIONS)
+def _cross(a: Array, b: Array, c: Array, d: Array, out: Array) -> None:
+    for k in range(len(out)):
+        out[k] = a[k] * d[k] - b[k] * c[k]
+
+
+@njit(**OPTIONS)
+def _lower(a: Array, b: Array, c: Array, d: Array, e: Array, f: Array, out: Array) -> None:
+    for k in range(len(out)):
+        found = a[k] * d[k] + b[k] * e[k] + c[k] * f[k]
+        out[k] = min(out[k], found) + 0 * found  # no number stays no number
 
 
 @njit(**OPTIONS)
@@ -73,7 +127,7 @@ def _cell(
                 if lack <= 0:
                     continue
                 if clean:
-                    back[:] = 0
+                    back.fill(0)
                     clean = False
                 found += lack * lack
                 s = -2 * lack
@@ -101,10 +155,12 @@ def _cell(
     return found
 
 
-@njit(parallel=True, **OPTIONS)
-def _folding_2d(x: Array, inverse: Array, least: float, energy: Array, gradient: Array) -> None:
-    pairs, _, _, n1, n2 = x.shape
-    for b in prange(pairs):
+@njit(**OPTIONS)
+def _folding_2d(
+    x: Array, inverse: Array, least: float, energy: Array, gradient: Array, colour: int, first: int, last: int
+) -> None:
+    n1, n2 = x.shape[3:]
+    for b in range(first, last):
         f, g = x[b, :, 0], gradient[b, :, 0]
         for j in range(n1 - 1):
             for k in range(n2 - 1):

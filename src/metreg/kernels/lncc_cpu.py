@@ -6,14 +6,23 @@ window sums of those derivatives, since windows are symmetric. Images are (B, n0
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import njit
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from metreg.grid import Array
-from metreg.kernels.transport_cpu import OPTIONS, Threads, with_slabs
+from metreg.kernels.share_cpu import OPTIONS, share, with_slabs
+
+TOGETHER = 1024
+"""Windows, side by side in a slab, with which a thread walks through all slabs."""
+LOG_2 = math.log(2)
+EXPONENT = -(1 << 52)
+HALF_ROOT = int(np.float64(math.sqrt(0.5)).view(np.int64))
+"""Of double precision: the bits above those of the fraction, and the root of one half."""
 
 
 class LnccOnCpu(torch.autograd.Function):
@@ -38,16 +47,18 @@ class LnccOnCpu(torch.autograd.Function):
         known = with_slabs(torch.ones((1,) * a.dim(), dtype=a.dtype) if mask is None else mask)[:, 0]
         told = facts.view(4, *f.shape)
         sums, slopes = f.new_empty(3, *f.shape), f.new_empty(3, *f.shape)
-        energy = torch.zeros(f.shape[0], f.shape[2], dtype=torch.float64)
+        parts = math.ceil(f[0, 0].numel() / TOGETHER)
+        energy = torch.zeros(len(f), parts, dtype=torch.float64)
         half = min(window // 2, max(f.shape[1:]))
-        with Threads(f):
-            _sums_in_slabs(f.numpy(), g.numpy(), known.numpy(), sums.numpy(), half)
-            _compare(sums.numpy(), told.numpy(), slopes.numpy(), energy.numpy(), half, tiny, noise, span)
-            if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
-                _box_in_slabs(slopes.numpy(), sums.numpy(), half)
-                gradient = torch.empty_like(f)
-                _gradient(sums.numpy(), f.numpy(), g.numpy(), known.numpy(), gradient.numpy(), half)
-                ctx.save_for_backward(gradient.view(a.shape))
+        slabs, pillars, numbers = len(f) * f.shape[1], len(f) * parts, f.numel()
+        share(_sums_in_slabs, slabs, numbers, f.numpy(), g.numpy(), known.numpy(), sums.numpy(), half)
+        arrays = (*map(_planes, (sums, told, slopes)), energy.numpy())
+        share(_compare, pillars, numbers, *arrays, half, tiny, noise, span)
+        if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
+            gradient = torch.empty_like(f)
+            share(_box_in_slabs, slabs, numbers, slopes.numpy(), sums.numpy(), half)
+            share(_gradient, pillars, numbers, *map(_planes, (sums, f, g, known, gradient)), half, parts)
+            ctx.save_for_backward(gradient.view(a.shape))
         return energy.sum(1).to(a.dtype)
 
     @staticmethod
@@ -57,52 +68,79 @@ class LnccOnCpu(torch.autograd.Function):
         return p.view(-1, *[1] * (gradient.dim() - 1)) * gradient, *[None] * 7
 
 
-@njit(parallel=True, **OPTIONS)
-def _sums_in_slabs(a: Array, b: Array, mask: Array, out: Array, half: int) -> None:
+def _planes(f: Tensor) -> Array:
+    """(..., n0, n1, n2) as (..., n0, n1 n2)."""
+    planes: Array = f.flatten(-2).numpy()
+    return planes
+
+
+@njit(**OPTIONS)
+def _sums_in_slabs(a: Array, b: Array, mask: Array, out: Array, half: int, first: int, last: int) -> None:
     """Window sums of m a, m a^2 and m a b along the two last axes."""
-    pairs, n0, n1, n2 = a.shape
+    n0, n1, n2 = a.shape[1:]
     masked = mask.shape[3] > 1
-    for r in prange(pairs * n0):
+    rows, padded = np.empty((3, n1, n2), a.dtype), np.zeros((3, n2 + 2 * half + 1), a.dtype)
+    line0, line1, line2 = padded[0, half : half + n2], padded[1, half : half + n2], padded[2, half : half + n2]
+    for r in range(first, last):
         p, i = r // n0, r % n0
-        rows = np.empty((3, n1, n2), a.dtype)
-        line = np.empty((3, n2), a.dtype)
         for j in range(n1):
-            for k in range(n2):
-                m = mask[p, i, j, k] if masked else a.dtype.type(1)
-                line[0, k] = m * a[p, i, j, k]
-                line[1, k] = line[0, k] * a[p, i, j, k]
-                line[2, k] = line[0, k] * b[p, i, j, k]
-            for c in range(3):
-                _box_line(line[c], rows[c, j], half)
+            _copy(a[p, i, j], line0)
+            if masked:
+                _times(line0, mask[p, i, j])
+            _product(line0, a[p, i, j], line1)
+            _product(line0, b[p, i, j], line2)
+            _box_lines(padded, rows[0, j], rows[1, j], rows[2, j], half)
         for c in range(3):
             _box_rows(rows[c], out[c, p, i], half)
 
 
-@njit(parallel=True, **OPTIONS)
-def _box_in_slabs(f: Array, out: Array, half: int) -> None:
+@njit(**OPTIONS)
+def _box_in_slabs(f: Array, out: Array, half: int, first: int, last: int) -> None:
     """Window sums along the two last axes."""
-    _, pairs, n0, n1, n2 = f.shape
-    for r in prange(pairs * n0):
+    n0, n1, n2 = f.shape[2:]
+    rows, padded = np.empty((3, n1, n2), f.dtype), np.zeros((3, n2 + 2 * half + 1), f.dtype)
+    for r in range(first, last):
         p, i = r // n0, r % n0
-        rows = np.empty((n1, n2), f.dtype)
+        for j in range(n1):
+            for c in range(3):
+                _copy(f[c, p, i, j], padded[c, half : half + n2])
+            _box_lines(padded, rows[0, j], rows[1, j], rows[2, j], half)
         for c in range(3):
-            for j in range(n1):
-                _box_line(f[c, p, i, j], rows[j], half)
-            _box_rows(rows, out[c, p, i], half)
+            _box_rows(rows[c], out[c, p, i], half)
 
 
 @njit(**OPTIONS)
-def _box_line(f: Array, out: Array, half: int) -> None:
-    n = len(f)
-    total = 0.0
-    for k in range(min(half, n)):
-        total += f[k]
-    for k in range(n):
-        if k + half < n:
-            total += f[k + half]
-        out[k] = total
-        if k >= half:
-            total -= f[k - half]
+def _copy(f: Array, out: Array) -> None:
+    for k in range(len(f)):
+        out[k] = f[k]
+
+
+@njit(**OPTIONS)
+def _product(f: Array, g: Array, out: Array) -> None:
+    for k in range(len(f)):
+        out[k] = f[k] * g[k]
+
+
+@njit(**OPTIONS)
+def _times(f: Array, g: Array) -> None:
+    for k in range(len(f)):
+        f[k] *= g[k]
+
+
+@njit(**OPTIONS)
+def _box_lines(padded: Array, first: Array, second: Array, third: Array, half: int) -> None:
+    """Running sums along three lines at once, which do not wait for each other. Lines begin and end with zeros."""
+    wide = 2 * half + 1
+    x, y, z = 0.0, 0.0, 0.0
+    for k in range(wide):
+        x += padded[0, k]
+        y += padded[1, k]
+        z += padded[2, k]
+    for k in range(len(first)):
+        first[k], second[k], third[k] = x, y, z
+        x += np.float64(padded[0, k + wide]) - padded[0, k]
+        y += np.float64(padded[1, k + wide]) - padded[1, k]
+        z += np.float64(padded[2, k + wide]) - padded[2, k]
 
 
 @njit(**OPTIONS)
@@ -125,79 +163,153 @@ def _box_rows(f: Array, out: Array, half: int) -> None:
 
 
 @njit(**OPTIONS)
-def _roll(sums: Array, p: int, i: int, j: int, half: int, total: Array) -> None:
-    """Let the running sums (3, n2) over slabs take in the last slab of the window around slab i."""
-    n0, n2 = sums.shape[2], sums.shape[4]
+def _roll(sums: Array, p: int, i: int, a: int, b: int, half: int, total: Array) -> None:
+    """Let the running sums (3, b - a) over slabs, zero at first, take in the last slab of the window around slab i."""
+    n0 = sums.shape[2]
     for c in range(3):
         if i == 0:
-            for k in range(n2):
-                total[c, k] = 0
             for near in range(min(half, n0)):
-                for k in range(n2):
-                    total[c, k] += sums[c, p, near, j, k]
+                _plus(total[c], sums[c, p, near, a:b])
         if i + half < n0:
-            for k in range(n2):
-                total[c, k] += sums[c, p, i + half, j, k]
+            _plus(total[c], sums[c, p, i + half, a:b])
 
 
 @njit(**OPTIONS)
-def _unroll(sums: Array, p: int, i: int, j: int, half: int, total: Array) -> None:
+def _unroll(sums: Array, p: int, i: int, a: int, b: int, half: int, total: Array) -> None:
     """Let them give up the first slab of that window."""
     if i >= half:
         for c in range(3):
-            for k in range(sums.shape[4]):
-                total[c, k] -= sums[c, p, i - half, j, k]
+            _minus(total[c], sums[c, p, i - half, a:b])
 
 
-@njit(parallel=True, **OPTIONS)
+@njit(**OPTIONS)
+def _plus(f: Array, g: Array) -> None:
+    for k in range(len(f)):
+        f[k] += g[k]
+
+
+@njit(**OPTIONS)
+def _minus(f: Array, g: Array) -> None:
+    for k in range(len(f)):
+        f[k] -= g[k]
+
+
+@njit(**OPTIONS)
 def _compare(
-    sums: Array, facts: Array, slopes: Array, energy: Array, half: int, tiny: float, noise: float, span: float
+    sums: Array,
+    facts: Array,
+    slopes: Array,
+    energy: Array,
+    half: int,
+    tiny: float,
+    noise: float,
+    span: float,
+    first: int,
+    last: int,
 ) -> None:
-    """The energy of all windows, line by line, and what the gradient is made of."""
-    _, pairs, n0, n1, n2 = sums.shape
-    for r in prange(pairs * n1):
-        p, j = r // n1, r % n1
-        total = np.zeros((3, n2))
-        found = 0.0
+    """The energy of all windows, and what the gradient is made of. A pillar of windows goes through all slabs."""
+    n0, size = sums.shape[2:]
+    parts = energy.shape[1]
+    for r in range(first, last):
+        p, part = r // parts, r % parts
+        a, b = part * size // parts, (part + 1) * size // parts
+        total, rows = np.zeros((3, b - a)), np.empty((4, b - a), sums.dtype)
+        left, found = np.empty(b - a), np.zeros(b - a)
         for i in range(n0):
-            _roll(sums, p, i, j, half, total)
-            for k in range(n2):
-                mean_b, var_b = facts[0, p, i, j, k], facts[1, p, i, j, k]
-                weight, share = facts[2, p, i, j, k], facts[3, p, i, j, k]
-                mean_a = total[0, k] * share
-                var_a = total[1, k] * share - mean_a * mean_a
-                covariance = total[2, k] * share - mean_a * mean_b
-                free = 1.0
-                if var_a < tiny:
-                    var_a, free = tiny, 0.0
-                correlation = covariance * covariance / (var_a * var_b)
-                steep = weight
-                if noise > 0:
-                    left = max(1 + noise - correlation, noise)
-                    found += weight * (1 - np.log(left / noise) / span)
-                    steep = weight / (left * span)
-                else:
-                    found += weight * correlation
-                by_covariance = 2 * covariance / (var_a * var_b) * steep
-                by_variance = -free * correlation / var_a * steep
-                slopes[0, p, i, j, k] = by_covariance * share
-                slopes[1, p, i, j, k] = by_variance * share
-                slopes[2, p, i, j, k] = (by_covariance * mean_b + 2 * by_variance * mean_a) * share
-            _unroll(sums, p, i, j, half, total)
-        energy[p, j] = found
+            _roll(sums, p, i, a, b, half, total)
+            told = facts[0, p, i, a:b], facts[1, p, i, a:b], facts[2, p, i, a:b], facts[3, p, i, a:b]
+            into = slopes[0, p, i, a:b], slopes[1, p, i, a:b], slopes[2, p, i, a:b]
+            _compare_row(total, told, into, rows, left, found, tiny, noise, span)
+            _unroll(sums, p, i, a, b, half, total)
+        energy[p, part] = found.sum()
 
 
-@njit(parallel=True, **OPTIONS)
-def _gradient(sums: Array, a: Array, b: Array, mask: Array, out: Array, half: int) -> None:
+@njit(**OPTIONS)
+def _compare_row(
+    total: Array,
+    facts: tuple[Array, ...],
+    slopes: tuple[Array, ...],
+    rows: Array,
+    left: Array,
+    found: Array,
+    tiny: float,
+    noise: float,
+    span: float,
+) -> None:
+    """A row of windows. One simple loop after the other, each of which becomes vector instructions."""
+    mean_b, var_b, weight, per_voxel = facts
+    by_covariance, by_variance, by_means = slopes
+    mean_a, covariance, correlation, steep = rows[0], rows[1], rows[2], rows[3]
+    n, kind = len(left), mean_a.dtype.type
+    none, one, two, tiny, noise, span = kind(0), kind(1), kind(2), kind(tiny), kind(noise), kind(span)
+    for k in range(n):
+        mean_a[k] = total[0, k] * per_voxel[k]
+    for k in range(n):
+        covariance[k] = total[2, k] * per_voxel[k] - total[0, k] * per_voxel[k] * mean_b[k]
+    for k in range(n):  # for now the variance of a
+        by_variance[k] = total[1, k] * per_voxel[k] - (total[0, k] * per_voxel[k]) ** 2
+    for k in range(n):
+        by_covariance[k] = covariance[k] / (max(by_variance[k], tiny) * var_b[k])
+    for k in range(n):
+        correlation[k] = covariance[k] * by_covariance[k]
+    if noise > 0:
+        for k in range(n):
+            left[k] = max(one + noise - correlation[k], noise)
+        for k in range(n):
+            steep[k] = weight[k] * per_voxel[k] / (kind(left[k]) * span)
+        for k in range(n):
+            left[k] /= noise
+        _logarithm(left)
+        for k in range(n):
+            found[k] += weight[k] * (1 - left[k] / span)
+    else:
+        for k in range(n):
+            steep[k] = weight[k] * per_voxel[k]
+        for k in range(n):
+            found[k] += weight[k] * correlation[k]
+    for k in range(n):
+        by_variance[k] = -correlation[k] / by_variance[k] * steep[k] if by_variance[k] >= tiny else none
+    for k in range(n):
+        by_covariance[k] *= two * steep[k]
+    for k in range(n):
+        by_means[k] = by_covariance[k] * mean_b[k] + two * by_variance[k] * mean_a[k]
+
+
+@njit(**OPTIONS)
+def _logarithm(x: Array) -> None:
+    """log(x) in place, x > 0: that of the C library takes one number at a time."""
+    bits, exponent = x.view(np.int64), np.empty(len(x))
+    for k in range(len(x)):
+        exponent[k] = ((bits[k] - HALF_ROOT) >> 52) * LOG_2 + 0 * x[k]  # no number stays no number
+    for k in range(len(x)):
+        bits[k] -= (bits[k] - HALF_ROOT) & EXPONENT
+    for k in range(len(x)):  # now between the roots of 1/2 and 2: twice the area tangent of (x - 1) / (x + 1)
+        s = (x[k] - 1) / (x[k] + 1)
+        t = s * s
+        series = ((((t / 21 + 1 / 19) * t + 1 / 17) * t + 1 / 15) * t + 1 / 13) * t + 1 / 11
+        series = (((((series * t + 1 / 9) * t + 1 / 7) * t + 1 / 5) * t + 1 / 3) * t) + 1
+        x[k] = 2 * s * series + exponent[k]
+
+
+@njit(**OPTIONS)
+def _gradient(
+    sums: Array, a: Array, b: Array, mask: Array, out: Array, half: int, parts: int, first: int, last: int
+) -> None:
     """m (b [by covariance] + 2 a [by variance] - [by both, times means]), brackets for window sums."""
-    _, pairs, n0, n1, n2 = sums.shape
-    masked = mask.shape[3] > 1
-    for r in prange(pairs * n1):
-        p, j = r // n1, r % n1
-        total = np.zeros((3, n2))
+    n0, size = sums.shape[2:]
+    for r in range(first, last):
+        p, part = r // parts, r % parts
+        low, high = part * size // parts, (part + 1) * size // parts
+        total = np.zeros((3, high - low))
         for i in range(n0):
-            _roll(sums, p, i, j, half, total)
-            for k in range(n2):
-                m = mask[p, i, j, k] if masked else a.dtype.type(1)
-                out[p, i, j, k] = m * (b[p, i, j, k] * total[0, k] + 2 * a[p, i, j, k] * total[1, k] - total[2, k])
-            _unroll(sums, p, i, j, half, total)
+            _roll(sums, p, i, low, high, half, total)
+            _gradient_row(total, a[p, i, low:high], b[p, i, low:high], out[p, i, low:high])
+            if mask.shape[2] > 1:
+                _times(out[p, i, low:high], mask[p, i, low:high])
+            _unroll(sums, p, i, low, high, half, total)
+
+
+@njit(**OPTIONS)
+def _gradient_row(total: Array, a: Array, b: Array, out: Array) -> None:
+    for k in range(len(out)):
+        out[k] = b[k] * total[0, k] + 2 * a[k] * total[1, k] - total[2, k]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 from torch import Tensor
 
 from metreg.grid import Array, Grid
-from metreg.kernels.transport_cpu import OPTIONS, Threads, with_slabs
-
-BLOCK = 4096
-"""Points that a thread takes at a time."""
+from metreg.kernels.share_cpu import OPTIONS, share, with_slabs
+from metreg.kernels.trilinear_cpu import value
 
 
 def sample_on_cpu(f: Tensor, x: Tensor, grid: Grid, *, nearest: bool, zero: bool) -> Tensor:
@@ -18,39 +16,28 @@ def sample_on_cpu(f: Tensor, x: Tensor, grid: Grid, *, nearest: bool, zero: bool
     points = x.detach().flatten(2).contiguous()
     out = f.new_empty(len(x), f.shape[1], points.shape[2])
     steps = np.array(grid.spacing)
-    with Threads(points, parts=-(-points.shape[2] // BLOCK)):
-        for image, at, into in zip(with_slabs(f), points, out, strict=True):
-            _sample(image.numpy(), at.numpy(), steps, nearest, zero, into.numpy())
+    for image, at, into in zip(with_slabs(f), points, out, strict=True):
+        arrays = (image.numpy(), at.numpy(), steps, nearest, zero, into.numpy())
+        share(_sample, points.shape[2], points.numel(), *arrays)
     return out.view(len(x), f.shape[1], *x.shape[2:])
 
 
-@njit(parallel=True, **OPTIONS)
-def _sample(f: Array, x: Array, steps: Array, nearest: bool, zero: bool, out: Array) -> None:
+@njit(**OPTIONS)
+def _sample(f: Array, x: Array, steps: Array, nearest: bool, zero: bool, out: Array, first: int, last: int) -> None:
     channels, n0, n1, n2 = f.shape
-    axes, count = x.shape
-    for block in prange((count + BLOCK - 1) // BLOCK):
-        for p in range(block * BLOCK, min(count, (block + 1) * BLOCK)):
-            i, ii, s, inside0 = 0, 0, 0.0, True
-            if axes == 3:
-                i, ii, s, inside0 = place(x[0, p] / steps[0], n0, nearest)
-            j, jj, t, inside1 = place(x[axes - 2, p] / steps[axes - 2], n1, nearest)
-            k, kk, u, inside2 = place(x[axes - 1, p] / steps[axes - 1], n2, nearest)
-            if zero and not (inside0 and inside1 and inside2):
-                for c in range(channels):
-                    out[c, p] = 0
-                continue
+    axes = x.shape[0]
+    for p in range(first, last):
+        i, ii, s, inside0 = 0, 0, 0.0, True
+        if axes == 3:
+            i, ii, s, inside0 = place(x[0, p] / steps[0], n0, nearest)
+        j, jj, t, inside1 = place(x[axes - 2, p] / steps[axes - 2], n1, nearest)
+        k, kk, u, inside2 = place(x[axes - 1, p] / steps[axes - 1], n2, nearest)
+        if zero and not (inside0 and inside1 and inside2):
             for c in range(channels):
-                if nearest:
-                    out[c, p] = f[c, i, j, k]
-                    continue
-                a = f[c, i, j, k] + u * (f[c, i, j, kk] - f[c, i, j, k])
-                b = f[c, i, jj, k] + u * (f[c, i, jj, kk] - f[c, i, jj, k])
-                front = a + t * (b - a)
-                if axes == 3:
-                    a = f[c, ii, j, k] + u * (f[c, ii, j, kk] - f[c, ii, j, k])
-                    b = f[c, ii, jj, k] + u * (f[c, ii, jj, kk] - f[c, ii, jj, k])
-                    front += s * (a + t * (b - a) - front)
-                out[c, p] = front
+                out[c, p] = 0
+            continue
+        for c in range(channels):
+            out[c, p] = f[c, i, j, k] if nearest else value(f[c], i, ii, j, jj, k, kk, s, t, u)
 
 
 @njit(inline="always", **OPTIONS)

@@ -1,47 +1,46 @@
-"""The transport on a CPU, compiled by numba: a stage is one pass over memory, slabs are shared among threads.
+"""The transport on a CPU, compiled by numba: all stages of a step in one pass over memory, slabs are shared among threads.
 
-Arrays are (B, C, n0, n1, n2); in 2-D there is one slab, n0 = 1. Innermost loops run along rows, one simple statement each,
-which is what compilers turn into vector instructions.
+Arrays are (B, C, n0, n1 n2); in 2-D there is one slab, n0 = 1. A stage at slab i needs what the stage before it gave at
+slabs i - 1 to i + 1, so stages follow each other slab by slab, and what lies between them stays in the cache, in rings of a
+few slabs. Innermost loops run along planes, one simple statement each: such are turned into vector instructions.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from threading import RLock
-from typing import Any
 
-import numba
+import numpy as np
 import torch
-from numba import njit, prange
+from numba import njit
 from torch import Tensor
 
 from metreg.grid import Array
+from metreg.kernels.share_cpu import OPTIONS, share, with_slabs
 
-OPTIONS: dict[str, Any] = {"cache": True, "error_model": "numpy", "fastmath": {"contract", "nsz", "arcp"}}
-
-MOST_THREADS = numba.get_num_threads()
-LITTLE = 10_000
-"""So many numbers in a map are little work."""
+RING = 4
+"""Slabs that are remembered of a stage of which its successor needs three."""
 
 
 def forward(f: Tensor, v: Tensor, factors: Sequence[float], steps: int, order: int) -> tuple[Tensor, tuple[Tensor, ...]]:
     """It keeps the map at the start of every step; the stages are found again on the way back."""
-    shape = f.shape
-    f, z = with_slabs(f), with_slabs(v * _along_axes(factors, v))
-    starts, out = f.new_empty(steps, *f.shape), torch.empty_like(f)
+    shape, n2 = f.shape, f.shape[-1]
+    f, z = _with_planes(f), _with_planes(v * _along_axes(factors, v))
+    starts, out, slabs = f.new_empty(steps, *f.shape), torch.empty_like(f), len(f) * f.shape[2]
     starts[0] = f
-    with Threads(f):
-        _forward(starts.numpy(), out.numpy(), z.numpy(), f.new_empty(2, *f.shape).numpy(), order)
+    for here, there in itertools.pairwise((*starts.numpy(), out.numpy())):
+        share(_forward, slabs, f.numel(), here, z.numpy(), there, order, n2, turns=1)
     return out.view(shape), (starts.view(steps, *shape),)
 
 
 def backward(kept: tuple[Tensor, ...], v: Tensor, factors: Sequence[float], p: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    shape, scales = p.shape, _along_axes(factors, v)
-    p, z = with_slabs(p).clone(), with_slabs(v * scales)
-    starts, z_grad = kept[0].view(-1, *p.shape), torch.zeros_like(z)
-    stages, q = p.new_empty(order - 1, *p.shape), p.new_empty(2, *p.shape)
-    with Threads(p):
-        _backward(starts.numpy(), z.numpy(), p.numpy(), z_grad.numpy(), stages.numpy(), q.numpy(), order)
+    shape, n2, scales = p.shape, p.shape[-1], _along_axes(factors, v)
+    p, z = _with_planes(p), _with_planes(v * scales)
+    starts, z_grad, slabs = kept[0].view(-1, *p.shape), torch.zeros_like(z), len(p) * p.shape[2]
+    q, spare = torch.empty_like(p), torch.empty_like(p)
+    for f in starts.numpy()[::-1]:
+        share(_backward, slabs, p.numel(), f, z.numpy(), p.numpy(), q.numpy(), z_grad.numpy(), order, n2, turns=1)
+        p, q, spare = q, spare, q
     return p.view(shape), z_grad.view(v.shape) * scales
 
 
@@ -49,158 +48,201 @@ def _along_axes(factors: Sequence[float], v: Tensor) -> Tensor:
     return torch.tensor(factors, dtype=v.dtype).view(1, -1, *[1] * (v.dim() - 2))
 
 
-def with_slabs(t: Tensor) -> Tensor:
-    """(B, C, *S) as (B, C, n0, n1, n2): in 2-D one slab."""
-    t = t.detach().contiguous()
-    return t if t.dim() == 5 else t.unsqueeze(2)
-
-
-class Threads:
-    """As many threads as torch uses, and as there are parts; one for little work, which threads only slow down.
-
-    One kernel at a time: where there is no OpenMP, numba cannot run two.
-    """
-
-    one_at_a_time = RLock()
-
-    def __init__(self, f: Tensor, parts: int | None = None) -> None:
-        """f (B, ..., n0, n1, n2) is worked on in slabs, or in so many `parts`."""
-        parts = f.shape[0] * f.shape[-3] if parts is None else parts
-        self.count = min(torch.get_num_threads(), MOST_THREADS, parts) if f.numel() > LITTLE else 1
-
-    def __enter__(self) -> None:
-        self.one_at_a_time.acquire()
-        self.before = numba.get_num_threads()
-        numba.set_num_threads(self.count)
-
-    def __exit__(self, *error: object) -> None:
-        numba.set_num_threads(self.before)
-        self.one_at_a_time.release()
-
-
-@njit(parallel=True, **OPTIONS)
-def _forward(starts: Array, out: Array, z: Array, scratch: Array, order: int) -> None:
-    steps, pairs, slabs = starts.shape[0], starts.shape[1], starts.shape[3]
-    for t in range(steps):
-        f = starts[t]
-        g = f
-        for k in range(order, 0, -1):
-            into = scratch[k % 2] if k > 1 else (starts[t + 1] if t + 1 < steps else out)
-            for r in prange(pairs * slabs):
-                b = r // slabs
-                _stage(f[b], g[b], z[b], into[b], 1 / k, r % slabs)
-            g = into
-
-
-@njit(parallel=True, **OPTIONS)
-def _backward(starts: Array, z: Array, p: Array, z_grad: Array, stages: Array, scratch: Array, order: int) -> None:
-    steps, pairs, slabs = starts.shape[0], starts.shape[1], starts.shape[3]
-    for t in range(steps - 1, -1, -1):
-        f = starts[t]
-        for k in range(order, 1, -1):  # the stages of the step once more: stages[k - 2] is what comes out of stage k
-            g = f if k == order else stages[k - 1]
-            for r in prange(pairs * slabs):
-                b = r // slabs
-                _stage(f[b], g[b], z[b], stages[k - 2][b], 1 / k, r % slabs)
-        scratch[0] = p
-        for k in range(1, order + 1):
-            g = f if k == order else stages[k - 1]
-            q, q_next = scratch[(k - 1) % 2], scratch[k % 2]
-            for r in prange(pairs * slabs):
-                b = r // slabs
-                _adjoint_stage(q[b], g[b], z[b], q_next[b], p[b], z_grad[b], 1 / k, r % slabs)
+def _with_planes(t: Tensor) -> Tensor:
+    """(B, C, *S) as (B, C, n0, n1 n2)."""
+    return with_slabs(t).flatten(-2)
 
 
 @njit(**OPTIONS)
-def _stage(f: Array, g: Array, z: Array, out: Array, scale: float, i: int) -> None:
-    """out = f + scale sum_d z_d difference_d(g), in slab i of one pair."""
-    channels, n0, n1, n2 = f.shape
-    axes = z.shape[0]
-    s = f.dtype.type(scale)
-    below, above, wi = _neighbours(i, n0, s)
-    for j in range(n1):
-        left, right, wj = _neighbours(j, n1, s)
-        z1, z2 = z[axes - 2, i, j], z[axes - 1, i, j]
-        for c in range(channels):
-            o, start, row = out[c, i, j], f[c, i, j], g[c, i, j]
-            row_left, row_right = g[c, i, left], g[c, i, right]
-            for k in range(n2):
-                o[k] = start[k] + wj * z1[k] * (row_right[k] - row_left[k])
-            for k in range(1, n2 - 1):
-                o[k] += s * z2[k] * (row[k + 1] - row[k - 1])
-            o[0] += 2 * s * z2[0] * (row[1] - row[0])
-            o[n2 - 1] += 2 * s * z2[n2 - 1] * (row[n2 - 1] - row[n2 - 2])
-            if axes == 3:
-                z0, row_below, row_above = z[0, i, j], g[c, below, j], g[c, above, j]
-                for k in range(n2):
-                    o[k] += wi * z0[k] * (row_above[k] - row_below[k])
+def _forward(f: Array, z: Array, out: Array, order: int, n2: int, first: int, last: int) -> None:
+    """One step from f to `out`, for slabs `first` to `last` of all pairs."""
+    pairs, channels, n0, size = f.shape
+    ring = np.empty((max(order - 1, 1), channels, RING, size), f.dtype)
+    for b in range(pairs):
+        low, high = max(first - b * n0, 0), min(last - b * n0, n0)
+        if low >= high:
+            continue
+        for wave in range(low - (order - 1), high + order - 1):
+            for stage in range(order):
+                i, more = wave - stage, order - 1 - stage  # so many stages come after it, and need slabs beyond ours
+                if max(low - more, 0) <= i < min(high + more, n0):
+                    for c in range(channels):
+                        g = f[b, c] if stage == 0 else ring[stage - 1, c]
+                        into = out[b, c] if stage == order - 1 else ring[stage, c]
+                        _stage(f[b, c, i], g, z[b], into[i % len(into)], 1 / (order - stage), i, n2)
 
 
 @njit(**OPTIONS)
-def _adjoint_stage(q: Array, g: Array, z: Array, q_next: Array, total: Array, z_grad: Array, scale: float, i: int) -> None:
-    """q_next = scale sum_d difference_d^T (z_d q); total += q_next; z_grad_d += scale sum_c q difference_d(g)."""
-    channels, n0, n1, n2 = q.shape
-    axes = z.shape[0]
-    s = q.dtype.type(scale)
-    below, above, wi = _neighbours(i, n0, s)
-    from_below, from_here_i, from_above = _adjoint_weights(i, n0, s)
-    for j in range(n1):
-        left, right, wj = _neighbours(j, n1, s)
-        from_left, from_here_j, from_right = _adjoint_weights(j, n1, s)
-        z1, z1_left, z1_right = z[axes - 2, i, j], z[axes - 2, i, left], z[axes - 2, i, right]
-        z2 = z[axes - 1, i, j]
-        grad1, grad2 = z_grad[axes - 2, i, j], z_grad[axes - 1, i, j]
-        for c in range(channels):
-            o, row = q_next[c, i, j], q[c, i, j]
-            row_left, row_right = q[c, i, left], q[c, i, right]
-            for k in range(n2):
-                o[k] = from_left * z1_left[k] * row_left[k] - from_right * z1_right[k] * row_right[k]
-            if from_here_j != 0:
-                for k in range(n2):
-                    o[k] += from_here_j * z1[k] * row[k]
-            for k in range(2, n2):
-                o[k] += s * z2[k - 1] * row[k - 1]
-            for k in range(0, n2 - 2):
-                o[k] -= s * z2[k + 1] * row[k + 1]
-            o[0] -= 2 * s * z2[0] * row[0]
-            o[1] += 2 * s * z2[0] * row[0]
-            o[n2 - 1] += 2 * s * z2[n2 - 1] * row[n2 - 1]
-            o[n2 - 2] -= 2 * s * z2[n2 - 1] * row[n2 - 1]
-            if axes == 3:
-                z0_below, z0_above, row_below, row_above = z[0, below, j], z[0, above, j], q[c, below, j], q[c, above, j]
-                for k in range(n2):
-                    o[k] += from_below * z0_below[k] * row_below[k] - from_above * z0_above[k] * row_above[k]
-                if from_here_i != 0:
-                    z0 = z[0, i, j]
-                    for k in range(n2):
-                        o[k] += from_here_i * z0[k] * row[k]
-            t = total[c, i, j]
-            for k in range(n2):
-                t[k] += o[k]
+def _backward(
+    f: Array, z: Array, p: Array, p_before: Array, z_grad: Array, order: int, n2: int, first: int, last: int
+) -> None:
+    """One step back, from p to `p_before`, for slabs `first` to `last` of all pairs; f is the map before the step."""
+    pairs, channels, n0, size = f.shape
+    ring = np.empty((max(order - 1, 1), channels, 2 * order, size), f.dtype)  # of the stages
+    back = np.empty((order, channels, RING, size), f.dtype)  # of their adjoints
+    for b in range(pairs):
+        low, high = max(first - b * n0, 0), min(last - b * n0, n0)
+        if low >= high:
+            continue
+        for wave in range(low - (order - 1), high + 2 * order - 2):
+            for stage in range(order - 1):
+                i, more = wave - stage, order - 1 - stage
+                if max(low - more, 0) <= i < min(high + more, n0):
+                    for c in range(channels):
+                        g = f[b, c] if stage == 0 else ring[stage - 1, c]
+                        into = ring[stage, c]
+                        _stage(f[b, c, i], g, z[b], into[i % len(into)], 1 / (order - stage), i, n2)
+            for k in range(order):
+                i, more = wave - (order - 1) - k, order - 1 - k
+                if max(low - more, 0) <= i < min(high + more, n0):
+                    for c in range(channels):
+                        q, into = p[b, c] if k == 0 else back[k - 1, c], back[k, c]
+                        o, at = into[i % len(into)], q[i % len(q)]
+                        _adjoint_stage(q, z[b], o, 1 / (k + 1), i, n2)
+                        if low <= i < high:
+                            _sum(p[b, c, i] if k == 0 else p_before[b, c, i], o, p_before[b, c, i])
+                            g = f[b, c] if k == order - 1 else ring[order - 2 - k, c]
+                            _pull_at_velocity(at, g, z_grad[b], 1 / (k + 1), i, n2)
 
-            stage, stage_left, stage_right = g[c, i, j], g[c, i, left], g[c, i, right]
-            for k in range(n2):
-                grad1[k] += wj * row[k] * (stage_right[k] - stage_left[k])
-            for k in range(1, n2 - 1):
-                grad2[k] += s * row[k] * (stage[k + 1] - stage[k - 1])
-            grad2[0] += 2 * s * row[0] * (stage[1] - stage[0])
-            grad2[n2 - 1] += 2 * s * row[n2 - 1] * (stage[n2 - 1] - stage[n2 - 2])
-            if axes == 3:
-                grad0, stage_below, stage_above = z_grad[0, i, j], g[c, below, j], g[c, above, j]
-                for k in range(n2):
-                    grad0[k] += wi * row[k] * (stage_above[k] - stage_below[k])
+
+@njit(**OPTIONS)
+def _stage(f: Array, g: Array, z: Array, out: Array, scale: float, i: int, n2: int) -> None:
+    """out = f + scale sum_d z_d difference_d(g), in slab i of one channel.  f, out (n1 n2,); g (slabs, n1 n2), a ring."""
+    axes, n0, size = z.shape
+    n1, s = size // n2, f.dtype.type(scale)
+    at = g[i % len(g)]
+    below, above, wi = _neighbours(i, n0, s)
+    _along_rows(f, at, z[axes - 1, i], out, s, n2)
+    for j, end in _alike(n1):
+        left, right, wj = _neighbours(j, n1, s)
+        a, b, back, on = j * n2, end * n2, (left - j) * n2, (right - j) * n2
+        _add(out[a:b], wj, z[axes - 2, i, a:b], at[a + on : b + on], at[a + back : b + back])
+    if axes == 3:
+        _add(out, wi, z[0, i], g[above % len(g)], g[below % len(g)])
+
+
+@njit(**OPTIONS)
+def _adjoint_stage(q: Array, z: Array, out: Array, scale: float, i: int, n2: int) -> None:
+    """out = scale sum_d difference_d^T (z_d q), in slab i of one channel."""
+    axes, n0, size = z.shape
+    n1, s = size // n2, q.dtype.type(scale)
+    at, z1 = q[i % len(q)], z[axes - 2, i]
+    below, above, _ = _neighbours(i, n0, s)
+    from_below, from_here, from_above = _adjoint_weights(i, n0, s)
+    _along_rows_back(at, z[axes - 1, i], out, s, n2)
+    if axes == 3:
+        _add_two(out, from_below, z[0, below], q[below % len(q)], from_above, z[0, above], q[above % len(q)])
+        if from_here != 0:
+            _add_one(out, from_here, z[0, i], at)
+    for j, end in _alike(n1):
+        left, right, _ = _neighbours(j, n1, s)
+        from_left, from_here, from_right = _adjoint_weights(j, n1, s)
+        a, b, la, ra = j * n2, end * n2, left * n2, right * n2
+        lb, rb = la + b - a, ra + b - a
+        _add_two(out[a:b], from_left, z1[la:lb], at[la:lb], from_right, z1[ra:rb], at[ra:rb])
+        if from_here != 0:
+            _add_one(out[a:b], from_here, z1[a:b], at[a:b])
+
+
+@njit(**OPTIONS)
+def _pull_at_velocity(q: Array, g: Array, z_grad: Array, scale: float, i: int, n2: int) -> None:
+    """z_grad_d += scale q difference_d(g), in slab i."""
+    axes, n0, size = z_grad.shape
+    n1, s = size // n2, q.dtype.type(scale)
+    at = g[i % len(g)]
+    below, above, wi = _neighbours(i, n0, s)
+    if axes == 3:
+        _add(z_grad[0, i], wi, q, g[above % len(g)], g[below % len(g)])
+    for j, end in _alike(n1):
+        left, right, wj = _neighbours(j, n1, s)
+        a, b, back, on = j * n2, end * n2, (left - j) * n2, (right - j) * n2
+        _add(z_grad[axes - 2, i, a:b], wj, q[a:b], at[a + on : b + on], at[a + back : b + back])
+    _add_along_rows(z_grad[axes - 1, i], s, q, at, n2)
+
+
+@njit(inline="always", **OPTIONS)
+def _alike(n1: int) -> tuple[tuple[int, int], ...]:
+    """Rows that are treated alike, from and to: the first two, those between, the last two."""
+    inner = min(2, n1), max(n1 - 2, 2)
+    return (0, 1), (1, inner[0]), inner, (inner[1], max(n1 - 1, inner[1])), (max(n1 - 1, inner[1]), n1)
+
+
+@njit(**OPTIONS)
+def _sum(f: Array, g: Array, out: Array) -> None:
+    for k in range(len(out)):
+        out[k] = f[k] + g[k]
+
+
+@njit(**OPTIONS)
+def _add(out: Array, w: float, z: Array, high: Array, low: Array) -> None:
+    for k in range(len(out)):
+        out[k] += w * z[k] * (high[k] - low[k])
+
+
+@njit(**OPTIONS)
+def _add_one(out: Array, w: float, z: Array, q: Array) -> None:
+    for k in range(len(out)):
+        out[k] += w * z[k] * q[k]
+
+
+@njit(**OPTIONS)
+def _add_two(out: Array, w: float, z: Array, q: Array, w_less: float, z_less: Array, q_less: Array) -> None:
+    for k in range(len(out)):
+        out[k] += w * z[k] * q[k] - w_less * z_less[k] * q_less[k]
+
+
+@njit(**OPTIONS)
+def _along_rows(f: Array, g: Array, z: Array, out: Array, s: float, n2: int) -> None:
+    """out = f + s z difference(g) along rows of n2 points: one loop over all rows, which knows no ends, and then these."""
+    n = len(out)
+    start, before, after, factor, inner = f[1 : n - 1], g[: n - 2], g[2:], z[1 : n - 1], out[1 : n - 1]
+    for k in range(n - 2):
+        inner[k] = start[k] + s * factor[k] * (after[k] - before[k])
+    for a in range(0, n, n2):
+        b = a + n2 - 1
+        out[a] = f[a] + (s + s) * z[a] * (g[a + 1] - g[a])
+        out[b] = f[b] + (s + s) * z[b] * (g[b] - g[b - 1])
+
+
+@njit(**OPTIONS)
+def _along_rows_back(q: Array, z: Array, out: Array, s: float, n2: int) -> None:
+    """out = s difference^T (z q) along rows of n2 points."""
+    n = len(out)
+    q_before, q_after, z_before, z_after, inner = q[: n - 2], q[2:], z[: n - 2], z[2:], out[1 : n - 1]
+    for k in range(n - 2):
+        inner[k] = s * (z_before[k] * q_before[k] - z_after[k] * q_after[k])
+    for a in range(0, n, n2):
+        for k in (0, 1, n2 - 2, n2 - 1):
+            before, here, after = _adjoint_weights(k, n2, s)
+            low, at, high = a + max(k - 1, 0), a + k, a + min(k + 1, n2 - 1)
+            out[at] = before * z[low] * q[low] + here * z[at] * q[at] - after * z[high] * q[high]
+
+
+@njit(**OPTIONS)
+def _add_along_rows(out: Array, s: float, z: Array, g: Array, n2: int) -> None:
+    """out += s z difference(g) along rows of n2 points."""
+    n = len(out)
+    first, last = np.empty(n // n2, out.dtype), np.empty(n // n2, out.dtype)
+    for j in range(n // n2):
+        a, b = j * n2, (j + 1) * n2 - 1
+        first[j] = out[a] + (s + s) * z[a] * (g[a + 1] - g[a])
+        last[j] = out[b] + (s + s) * z[b] * (g[b] - g[b - 1])
+    _add(out[1 : n - 1], s, z[1 : n - 1], g[2:], g[: n - 2])
+    for j in range(n // n2):
+        out[j * n2], out[(j + 1) * n2 - 1] = first[j], last[j]
 
 
 @njit(inline="always", **OPTIONS)
 def _neighbours(i: int, n: int, s: float) -> tuple[int, int, float]:
     """The indices before and after i, and the factor of their difference; a one-sided difference counts twice."""
     low, high = max(i - 1, 0), min(i + 1, n - 1)
-    return low, high, s if high - low == 2 else 2 * s
+    return low, high, s if high - low == 2 else s + s
 
 
 @njit(inline="always", **OPTIONS)
 def _adjoint_weights(i: int, n: int, s: float) -> tuple[float, float, float]:
     """What the values before, at and after i count in the adjoint of the difference (the last one is subtracted)."""
-    before = 0 * s if i == 0 else (2 * s if i == 1 else s)
-    after = 0 * s if i == n - 1 else (2 * s if i == n - 2 else s)
-    return before, (-2 * s if i == 0 else (2 * s if i == n - 1 else 0 * s)), after
+    none, twice = s - s, s + s  # of the type of s, as whole numbers are not
+    before = none if i == 0 else (twice if i == 1 else s)
+    after = none if i == n - 1 else (twice if i == n - 2 else s)
+    return before, (-twice if i == 0 else (twice if i == n - 1 else none)), after

@@ -17,6 +17,7 @@ from torch import Tensor
 from metreg.checks import MetregError
 from metreg.config import Settings
 from metreg.energy import Energy
+from metreg.kernels.memory import kept_memory
 from metreg.learn.checkpoint import Progress, load_checkpoint, named, read_checkpoint, save_checkpoint, under
 from metreg.learn.momenta import Home, Momenta, choose_home
 from metreg.learn.pairs import TrainingPairs
@@ -32,6 +33,7 @@ BINS = 20
 """Of the histograms of weights, from 0 to 1."""
 
 
+@kept_memory()
 def train(
     pairs: TrainingPairs,
     settings: Settings,

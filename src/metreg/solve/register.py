@@ -15,6 +15,7 @@ from metreg.flow.maps import invert
 from metreg.flow.stationary import flow
 from metreg.grid import Grid
 from metreg.interpolate import downsample, upsample
+from metreg.kernels.memory import kept_memory
 from metreg.metric.gaussian import make_gaussians
 from metreg.metric.multi_gaussian import MultiGaussian, border_window, default_weights
 from metreg.metric.simplex import to_simplex
@@ -28,6 +29,7 @@ WeightsOf = Callable[..., Tensor]
 """`(m, grid=...)`: from a momentum and its grid to the weights (B, N, *S) there."""
 
 
+@kept_memory()
 def register_pair(
     source: Tensor,
     target: Tensor,
