@@ -125,7 +125,7 @@ class SimilaritySettings(_Settings):
     """Width of the local window (lncc): voxels, odd; or less than 1, in reference lengths, and at least 5 voxels."""
     kernel: Literal["box", "gaussian"] = "box"
     """Shape of the local window (lncc)."""
-    noise: Annotated[float, Field(ge=0, le=10)] = 0.0
+    noise: Annotated[float, Field(ge=0, le=10)] = 0.1
     """More than 0: a window counts by the logarithm of this share and what lncc^2 leaves of 1; 0: by lncc^2 (lncc)."""
     bins: Annotated[int, Field(ge=8, le=256)] = 32
     """Histogram bins per image (mi)."""

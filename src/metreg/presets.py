@@ -32,9 +32,9 @@ def _paper(
 BRAIN = {
     "length_mm": 200.0,
     "flow": {"steps": 5},
-    "similarity": {"window": 0.065},
+    "similarity": {"window": 0.065, "noise": 0.15},
     "solve": {
-        "regularity": 2600.0,
+        "regularity": 4500.0,
         "folding": 1000.0,
         "least_determinant": 0.2,
         "iterations": [100, 100, 80],

@@ -60,7 +60,8 @@ def main() -> None:
             transport_gpu.backward(kept, v, [0.1] * dim, v, order)
         for mask in (None, image):
             WarpedNcc.apply(image, phi, image, mask, grid, 1e-6).sum().backward()
-            LnccOnGpu.apply(image.requires_grad_(), image, mask, 5, 1e-6, 1e-3).sum().backward()
+            for noise in (0.0, 0.15):
+                LnccOnGpu.apply(image.requires_grad_(), image, mask, 5, 1e-6, 1e-3, noise, 1.0).sum().backward()
         Warp.apply(image.detach(), phi, grid).sum().backward()
         FoldingOnGpu.apply(v, grid, 0.3).sum().backward()
         matrices = SeparableGaussians(grid, torch.tensor([0.1, 0.2])).matrices

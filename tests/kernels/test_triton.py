@@ -21,7 +21,7 @@ from metreg.interpolate import sample, upsample
 from metreg.metric.gaussian import SeparableGaussians
 from metreg.metric.multi_gaussian import MultiGaussian, border_window
 from metreg.similarity import lncc as lncc_module
-from metreg.similarity.lncc import lncc
+from metreg.similarity.lncc import lncc, span
 from metreg.similarity.ncc import TINY, ncc
 
 pytest.importorskip("triton")
@@ -134,19 +134,20 @@ def test_correlation_of_the_warped(shape: tuple[int, ...], factor: float, masked
     assert_near((fast, *torch.autograd.grad(fast, phi, q)), expected)
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("masked", "noise"), [(False, 0.0), (True, 0.0), (False, 0.15), (True, 0.15)])
 @pytest.mark.parametrize(("shape", "window"), [((19, 18), 5), ((12, 7, 11), 7), ((6, 9, 33), 5)])
-def test_local_correlation(shape: tuple[int, ...], window: int, masked: bool) -> None:
+def test_local_correlation(shape: tuple[int, ...], window: int, masked: bool, noise: float) -> None:
     from metreg.kernels.lncc_gpu import LnccOnGpu
 
     warped, target = torch.rand(2, 2, 1, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     mask = (random_field(2, 1, *shape, seed=3) > -0.5).double() if masked else None
     warped.requires_grad_()
     p = torch.tensor([0.7, 1.3], dtype=torch.float64)
-    plain = lncc(warped, target, mask, window=window)
+    plain = lncc(warped, target, mask, window=window, noise=noise)
     expected = (plain, *torch.autograd.grad(plain, warped, p))
     a, b, q = single(warped, target, p)
-    fast = LnccOnGpu.apply(a, b, None if mask is None else single(mask)[0], window, lncc_module.TINY, lncc_module.FLAT)
+    known, numbers = None if mask is None else single(mask)[0], (lncc_module.TINY, lncc_module.FLAT, noise, span(noise))
+    fast = LnccOnGpu.apply(a, b, known, window, *numbers)
     assert_near((fast, *torch.autograd.grad(fast, a, q)), expected)
 
 

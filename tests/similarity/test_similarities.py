@@ -147,11 +147,12 @@ def test_a_window_may_be_as_wide_at_every_resolution(spacing: float, voxels: int
     assert window_on(grid, 0.055) == voxels and window_on(grid, 9) == 9
 
 
-@pytest.mark.parametrize("name", ["ssd", "ncc", "lncc", "mi"])
+@pytest.mark.parametrize("name", ["ssd", "ncc", "lncc", "lncc-noise", "mi"])
 def test_settings_name_them_all(name: str) -> None:
-
     a, b = images()
-    settings = SimilaritySettings.model_validate({"name": name, "weight": 2.0, "window": 3, "bins": 12})
+    noise = 0.3 if name == "lncc-noise" else 0.0
+    given = {"name": name.partition("-")[0], "weight": 2.0, "window": 3, "bins": 12, "noise": noise}
+    settings = SimilaritySettings.model_validate(given)
     torch.testing.assert_close(Similarity(settings)(a, b, Grid.unit_cube(tuple(a.shape[2:]))), 2 * ALL[name](a, b))
 
 

@@ -24,11 +24,22 @@ TILES = {0: (16, 1, 32), 1: (1, 16, 32)}
 
 
 class LnccOnGpu(torch.autograd.Function):
-    """`lncc(a, b, mask)` with windows that are boxes.  a, b (B, 1, *S), mask (B, 1, *S) or None -> (B,)."""
+    """`lncc(a, b, mask)` with windows that are boxes.  a, b (B, 1, *S), mask (B, 1, *S) or None -> (B,).
+
+    With `noise`, windows count by a logarithm that goes through `span`.
+    """
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, a: Tensor, b: Tensor, mask: Tensor | None, window: int, tiny: float, flat: float
+        ctx: FunctionCtx,
+        a: Tensor,
+        b: Tensor,
+        mask: Tensor | None,
+        window: int,
+        tiny: float,
+        flat: float,
+        noise: float,
+        span: float,
     ) -> Tensor:
         a, b, mask = a.contiguous(), b.contiguous(), None if mask is None else mask.contiguous()
         batch, shape = len(a), a.shape[2:]
@@ -45,9 +56,8 @@ class LnccOnGpu(torch.autograd.Function):
         tile = TILES[0] if n0 > 1 else TILES[1]
         blocks = blocks_of((n0, n1, n2), tile)
         slopes, parts = along_lines[:3], a.new_empty(2, batch, blocks)
-        _compare[blocks, batch](
-            sums, images[2], slopes, parts, tiny, flat, n0, n1, n2, T0=tile[0], T1=tile[1], T2=tile[2], **common
-        )
+        numbers, tiles = (tiny, flat, noise, span), {"T0": tile[0], "T1": tile[1], "T2": tile[2]}
+        _compare[blocks, batch](sums, images[2], slopes, parts, *numbers, n0, n1, n2, LOG=noise > 0, **tiles, **common)
         energy, total = parts.sum(2, dtype=torch.float64)
         total = total.clamp(min=tiny)
         if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
@@ -63,9 +73,9 @@ class LnccOnGpu(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, p: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    def backward(ctx: FunctionCtx, p: Tensor) -> tuple[Tensor | None, ...]:
         gradient, total = ctx.saved_tensors  # type: ignore[attr-defined]
-        return (-p / total).view(-1, *[1] * (gradient.dim() - 1)) * gradient, None, None, None, None, None
+        return (-p / total).view(-1, *[1] * (gradient.dim() - 1)) * gradient, *[None] * 7
 
 
 def _box(f: Tensor, out: Tensor, axis: int, half: int) -> None:
@@ -155,9 +165,12 @@ def _compare(
     parts,
     tiny,
     flat,
+    noise,
+    span,
     n0,
     n1,
     n2,
+    LOG: tl.constexpr,
     MASKED: tl.constexpr,
     HALF: tl.constexpr,
     T0: tl.constexpr,
@@ -182,9 +195,14 @@ def _compare(
     covariance = _along(sums + 4 * step, i, n0, stride, inside, HALF) * share - mean_a * mean_b
     variance_a, variance_b = tl.maximum(spread_a, tiny), tl.maximum(spread_b, tiny)
     weight = known * variance_b / (variance_b + flat)
-    by_ab = 2 * weight * covariance / (variance_a * variance_b) * share
-    energy = 0.5 * by_ab * covariance / share
-    by_aa = tl.where(spread_a > tiny, -energy / variance_a * share, 0.0)
+    slope = covariance / (variance_a * variance_b)
+    correlation = slope * covariance
+    energy, steep = weight * correlation, weight
+    if LOG:
+        left = tl.maximum(1 + noise - correlation, noise)
+        energy, steep = weight * (1 - tl.log(left / noise) / span), weight / (left * span)
+    by_ab = 2 * steep * slope * share
+    by_aa = tl.where(spread_a > tiny, -steep * correlation / variance_a * share, 0.0)
     slopes += pair * size + at
     tl.store(slopes, -by_ab * mean_b - 2 * by_aa * mean_a, mask=inside)
     tl.store(slopes + step, by_aa, mask=inside)

@@ -102,18 +102,18 @@ class Lncc:
 
     def __call__(self, warped: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         simple = self.kernel == "box" and warped.shape[1] == 1 and target.dtype == warped.dtype
-        if simple and is_fast(warped) and self.noise == 0:
+        by_log = (self.noise, span(self.noise))
+        if simple and is_fast(warped):
             from metreg.kernels.lncc_gpu import LnccOnGpu
 
-            found: Tensor = LnccOnGpu.apply(warped, target, mask, self.window, TINY, FLAT)  # type: ignore[no-untyped-call]
+            found: Tensor = LnccOnGpu.apply(warped, target, mask, self.window, TINY, FLAT, *by_log)  # type: ignore[no-untyped-call]
             return found
         if not simple or not is_compiled(warped):
             return lncc(warped, target, mask, window=self.window, kernel=self.kernel, noise=self.noise)
         from metreg.kernels.lncc_cpu import LnccOnCpu
 
         self._look_at(target, mask)
-        arguments = (centred(warped), self.b, mask, self.facts, self.window, TINY, self.noise, span(self.noise))
-        value: Tensor = LnccOnCpu.apply(*arguments)  # type: ignore[no-untyped-call]
+        value: Tensor = LnccOnCpu.apply(centred(warped), self.b, mask, self.facts, self.window, TINY, *by_log)  # type: ignore[no-untyped-call]
         return 1 - value / self.total
 
     def _look_at(self, target: Tensor, mask: Tensor | None) -> None:
