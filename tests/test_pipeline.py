@@ -18,10 +18,13 @@ import metreg
 from conftest import bend, bent_picture, centred, picture
 from metreg.checks import MetregError
 from metreg.choice import choose, open_metric, usual_metric
-from metreg.config import LearnedSettings, MetricSettings
+from metreg.config import LearnedSettings, MetricSettings, make_settings
+from metreg.data.pair import Pair
 from metreg.data.transforms import Transform
+from metreg.grid import Grid
 from metreg.metric.learned import LearnedMetric
 from metreg.metric.store import MetricFile, save_metric
+from metreg.pipeline import predict_weights
 
 QUICK = {"solve.iterations": [20, 10, 4]}
 FLIP = np.diag([-1.0, -1.0, 1.0])
@@ -264,6 +267,24 @@ def test_a_metric_file_predicts_the_weights(tmp_path: Path) -> None:
     solid = (np.random.default_rng(0).random((12, 12, 12)), np.eye(4))
     with pytest.raises(MetregError, match="it is for 2-D images, these are 3-D"):
         metreg.register(solid, solid, metric=str(path), changes={**QUICK, "affine.kind": "none"})
+
+
+def test_a_network_looks_at_images_as_in_its_training_whatever_their_resolution() -> None:
+    model = LearnedMetric(2, MetricSettings(), LearnedSettings(), torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        model.network.layers[-1].weight.fill_(0.2)
+    learned, settings = MetricFile(model.eval(), 150.0, (4.0, 4.0)), make_settings()
+    found = {}
+    for size, count in ((2, 61), (4, 31), (10, 13)):  # millimetres, voxels along an axis of the same box
+        affine = centred(np.diag([float(size)] * 2), (count, count))
+        grid = Grid.of_image((count, count), affine, 150.0)
+        source = torch.from_numpy(picture(grid.shape, affine) / 1000).float()[None, None]
+        weights = predict_weights(learned, Pair(source, source, grid, None), settings)
+        assert isinstance(weights, torch.Tensor)
+        found[size] = weights
+    assert found[2].shape[2:] == found[4].shape[2:] == (31, 31)
+    assert float((found[2] - found[4]).abs().max()) < 0.2 * float(found[2].std())
+    assert found[10].shape[2:] == (13, 13)  # no point between voxels
 
 
 def test_masks_keep_an_artefact_from_pulling(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def _image_of(metric: MetricFile, image: Path | None) -> tuple[torch.Tensor, Gri
         )
         domain = domain_of(read, settings)
         f, _ = bring(read, None, np.eye(read.dim + 1), domain, torch.device("cpu"), metric.intensity)
-        grid = map_grid_of(domain, settings.flow.map_factor)
+        grid = metric.sees(domain, map_grid_of(domain, settings.flow.map_factor))
         return downsample(f, grid), grid, read.plane
     if metric.template is None:
         return None

@@ -204,19 +204,19 @@ def _wake(device: torch.device) -> None:
 def predict_weights(learned: MetricFile, pair: Pair, settings: Settings, *, mean: bool = False) -> Tensor | WeightsOf:
     """The weights (1, N, *S) that a learned metric gives the source, or their function of the momentum.
 
-    Their `mean` is over what the source shows, background aside.
+    They come on the grid on which its network looks at the source. Their `mean` is over what that shows, background aside.
     """
     if learned.model.dim != pair.grid.dim:
         raise MetregError(f"metric: it is for {learned.model.dim}-D images, these are {pair.grid.dim}-D")
-    map_grid = map_grid_of(pair.grid, settings.flow.map_factor)
-    weights = learned.model.to(pair.source.device).weights_of(pair.source, map_grid)
+    seen = learned.sees(pair.grid, map_grid_of(pair.grid, settings.flow.map_factor))
+    weights = learned.model.to(pair.source.device).weights_of(pair.source, seen)
     if not mean:
         return weights
     if callable(weights):
         raise MetregError("metric: this one looks at the momentum, so its weights have no mean before the registration")
-    shown = (downsample(pair.source, map_grid) > BACKGROUND).to(weights)
+    shown = (downsample(pair.source, seen) > BACKGROUND).to(weights)
     average = (weights * shown).flatten(2).sum(2) / shown.sum()
-    return average.view(*average.shape, *[1] * map_grid.dim).expand_as(weights).contiguous()
+    return average.view(*average.shape, *[1] * seen.dim).expand_as(weights).contiguous()
 
 
 def read_label_names(path: str | Path | None) -> dict[int, str]:

@@ -66,14 +66,16 @@ class LearnedMetric(nn.Module):
         omega, excess = simplex(self.network(source, m), self.set_point)  # type: ignore[arg-type]
         return Weights(to_simplex(self._smooth(omega, grid, self.learned.smoothing_in(self.dim))), omega, excess)
 
-    def weights_of(self, source: Tensor, map_grid: Grid) -> Tensor | Callable[..., Tensor]:
-        """For a registration: the weights of a source (B, 1, *S) of any resolution, or their function `(m, grid=...)`."""
+    def weights_of(self, source: Tensor, seen: Grid) -> Tensor | Callable[..., Tensor]:
+        """For a registration: the weights of a source (B, 1, *S) of any resolution, looked at on the grid `seen`, or their
+        function `(m, grid=...)`.
+        """
 
         def at(m: Tensor | None, grid: Grid) -> Tensor:
             with torch.no_grad():
                 return self.weights(downsample(source, grid), grid, m).w
 
-        return at if self.network.momentum_input else at(None, map_grid)
+        return at if self.network.momentum_input else at(None, seen)
 
     def penalties(self, weights: Weights, prices: Prices, grid: Grid) -> Penalties:
         """What these weights cost."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ from torch import Tensor
 from metreg.checks import MetregError
 from metreg.config import LearnedSettings, MetricSettings, Settings
 from metreg.data.tensors import read_tensors, write_tensors
-from metreg.grid import Array
+from metreg.grid import Array, Grid
 from metreg.metric.learned import LearnedMetric
 
 FORMAT = "metreg-metric-1"
 TEMPLATE = "template"
 SHIPPED = Path(__file__).with_name("shipped")
 """Metrics that come with the package, NAME.safetensors."""
+NEARLY = 0.1
+"""Voxels that differ by this share of their size are the same to a network."""
 USED = ("preset", "similarity", "flow", "solve")
 """Settings of a training with which its metric registers, where nothing else is said."""
 
@@ -48,6 +51,17 @@ class MetricFile:
     """Its voxel size, the spacing of its grid in reference lengths times `length_mm`."""
     template_affine: Array = field(default_factory=lambda: np.zeros((0, 0)))
     """From its indices to RAS millimetres."""
+
+    def sees(self, grid: Grid, map_grid: Grid) -> Grid:
+        """The grid on which the network looks at an image on `grid`: its points are as far apart as in the training.
+
+        That is the map's own grid where it nearly fits. No axis gets more points than the image has.
+        """
+        wanted = [size / self.length_mm for size in self.voxel_mm]
+        if all(abs(math.log(h / w)) < NEARLY for h, w in zip(map_grid.spacing, wanted, strict=True)):
+            return map_grid
+        counts = [round(e / w) + 1 for e, w in zip(grid.extent, wanted, strict=True)]
+        return grid.with_shape(tuple(max(2, min(n, k)) for n, k in zip(grid.shape, counts, strict=True)))
 
 
 def used_of(settings: Settings) -> dict[str, Any]:
