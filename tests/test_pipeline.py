@@ -287,6 +287,22 @@ def test_a_network_looks_at_images_as_in_its_training_whatever_their_resolution(
     assert found[10].shape[2:] == (13, 13)  # no point between voxels
 
 
+def test_nothing_moves_in_background_that_was_left_out(tmp_path: Path) -> None:
+    shape, affine = (60, 60), centred(np.diag([2.0, 2.0]), (60, 60))
+    moving = np.where(np.hypot(*np.mgrid[-29.5:30, -29.5:30]) < 20, picture(shape, affine), 0)
+    fixed = np.where(np.hypot(*np.mgrid[-29.5:30, -29.5:30]) < 20, bent_picture(shape, affine), 0)
+    wide = centred(np.diag([2.0, 2.0]), (160, 160))
+    paths = [save(tmp_path / f"{i}.nii.gz", np.pad(v, 50), wide) for i, v in enumerate((moving, fixed))]
+    result = metreg.register(*paths, changes={**QUICK, "affine.kind": "none"})
+    assert max(result.pair.grid.shape) < 60 and result.folds == 0 and result.certificate.holds
+    assert result.jacobian.shape == (160, 160) and np.ptp(result.jacobian) > 0.1
+    assert (result.jacobian[:40] == 1).all() and (result.jacobian[:, -40:] == 1).all()
+    far = np.array([[-150.0, 0], [150, 150], [62, 0]])
+    np.testing.assert_array_equal(result.transform.apply(far), far)
+    result.save(tmp_path / "out")
+    assert nib.load(tmp_path / "out" / "warped.nii.gz").shape[:2] == (160, 160)
+
+
 def test_masks_keep_an_artefact_from_pulling(tmp_path: Path) -> None:
     shape, affine = (60, 60), centred(np.diag([2.0, 2.0]), (60, 60))
     clean = picture(shape, affine)

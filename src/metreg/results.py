@@ -146,7 +146,7 @@ class Result:
     def jacobian(self) -> Array:
         """Determinant of the deformation alone on the fixed grid (*S)."""
         det = jacobian_determinant(upsample(self.registration.phi_inv, self.pair.grid), self.pair.grid)
-        return np.asarray(self._on_fixed(det[None])[0])
+        return np.asarray(self._on_fixed(det[None], outside=1.0)[0])
 
     @cached_property
     def written_map(self) -> torch.Tensor:
@@ -299,10 +299,10 @@ class Result:
         """A place for values on `grid`, in the space of the fixed image."""
         return Image(np.empty(grid.shape, dtype=np.uint8), grid.affine, "map", self.fixed.plane)
 
-    def _on_fixed(self, f: torch.Tensor) -> Array:
+    def _on_fixed(self, f: torch.Tensor, *, outside: float = 0.0) -> Array:
         """Values (1, C, *S) on the domain at the voxels of the fixed image (C, *S)."""
         matrix = np.linalg.inv(self.pair.grid.affine) @ self.fixed.affine
-        return np.asarray(carry(f, matrix, self.fixed.shape)[0].cpu().numpy())
+        return np.asarray((carry(f - outside, matrix, self.fixed.shape) + outside)[0].cpu().numpy())
 
     @cached_property
     def inverse_facts(self) -> dict[str, Any]:

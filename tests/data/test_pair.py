@@ -8,7 +8,7 @@ from conftest import centred, picture
 from metreg.config import make_settings
 from metreg.data.formats import Image
 from metreg.data.intensity import standardise
-from metreg.data.pair import bring, carry, content_length, extended_box, make_pair
+from metreg.data.pair import bring, carry, content_box, content_length, domain_box, make_pair, shown_by
 from metreg.data.transforms import Affine, Transform
 from metreg.grid import Grid, is_orthogonal, transform_points
 
@@ -29,21 +29,52 @@ def test_standardised_intensities_lie_between_zero_and_one_whatever_the_outliers
 
 
 def test_enough_background_needs_no_margin() -> None:
-    shape, affine = extended_box(image_with(6), 6)
+    shape, affine = domain_box(image_with(6), 6)
     assert shape == (30, 32, 28)
     np.testing.assert_array_equal(affine, np.diag([2.0, 2.0, 2.0, 1.0]))
 
 
 def test_missing_background_is_added() -> None:
-    shape, affine = extended_box(image_with(2), 6)
+    shape, affine = domain_box(image_with(2), 6)
     assert shape == (38, 40, 36)
     np.testing.assert_allclose(transform_points(affine, np.array([[4.0, 4, 4]])), [[0, 0, 0]])
+
+
+def test_background_far_from_what_both_images_show_is_left_out() -> None:
+    image = image_with(10)
+    moving = np.array([6, 12, 12]), np.array([15, 24, 15])
+    shape, affine = domain_box(image, 6, moving)
+    assert shape == (30 - 0 - 4, 32 - 4 - 1, 28 - 4 - 4)
+    np.testing.assert_array_equal(transform_points(affine, np.zeros((1, 3))), [[0, 8, 8]])
+
+
+def test_where_an_image_shows_something_on_another_grid() -> None:
+    affine = np.diag([2.0, 2.0, 2.0, 1.0])
+    first, last = shown_by(image_with(10), np.linalg.inv(affine))
+    np.testing.assert_array_equal([first, last], [[10, 10, 10], [19, 21, 17]])
+    affine[:3, 3] = 8
+    first, last = shown_by(image_with(10), np.linalg.inv(affine))
+    np.testing.assert_array_equal([first, last], [[6, 6, 6], [15, 17, 13]])
+
+
+def test_images_in_much_background_are_registered_where_they_show_something() -> None:
+    affine, settings = centred(np.diag([2.0, 2.0, 2.0]), (20, 22, 24)), make_settings()
+    small = Image(picture((20, 22, 24), affine), affine)
+    values, apart = np.pad(small.values, 30), affine.copy()
+    apart[:3, 3] -= 60
+    large = Image(values, apart)
+    shapes = [
+        make_pair(moving, fixed, np.eye(4), settings, device=torch.device("cpu")).grid.shape
+        for moving, fixed in ((small, large), (large, large))
+    ]
+    first, last = content_box(large)
+    assert shapes == [tuple(last - first + 1 + 2 * 6)] * 2
 
 
 def test_a_sheared_image_gets_an_orthonormal_domain_that_covers_it() -> None:
     sheared = np.array([[2.0, 0.5, 0.1, -20], [0, 2, 0.3, 5], [0.1, 0, 2, 7], [0, 0, 0, 1]])
     image = image_with(6, sheared)
-    shape, affine = extended_box(image, 6)
+    shape, affine = domain_box(image, 6)
     assert is_orthogonal(affine) and not is_orthogonal(sheared)
     corners = np.array(np.meshgrid(*[(0.0, n - 1) for n in image.shape])).reshape(3, -1).T
     index = transform_points(np.linalg.inv(affine) @ sheared, corners)

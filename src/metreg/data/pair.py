@@ -26,6 +26,9 @@ LONGEST_SHARP, MOST_WORK = 2048, 2**36
 """Images with more voxels along an axis, or in all times those along all axes, are interpolated linearly: to find their
 splines would take many seconds."""
 
+Box = tuple[Array, Array]
+"""First and last index along each axis, (D,) both."""
+
 
 @dataclass(frozen=True, eq=False)
 class Pair:
@@ -57,7 +60,7 @@ def make_pair(
 
     `standard` is the quantile function to which intensities are matched; without one, each image by its own range.
     """
-    grid = domain_of(fixed, settings)
+    grid = domain_of(fixed, settings, shown_by(moving, np.linalg.inv(fixed.affine) @ np.linalg.inv(affine)))
     with ThreadPoolExecutor() as pool:
         brought = [
             pool.submit(bring, image, mask, matrix, grid, device, standard)
@@ -127,7 +130,7 @@ def _reader(f: Tensor, *, sharply: bool) -> Callable[[Tensor], Tensor]:
     return lambda x: sample_splines(splines, x[None]).clamp_(low, high) * covered(x[None], voxels)
 
 
-def content_box(image: Image) -> tuple[Array, Array]:
+def content_box(image: Image) -> Box:
     """First and last index along each axis (D,) at which the image is not background."""
     seen = image.scaled > BACKGROUND
     axes = range(image.dim)
@@ -141,23 +144,38 @@ def content_length(image: Image) -> float:
     return float(((last - first + 1) * voxel_size(image.affine)).max())
 
 
-def domain_of(fixed: Image, settings: Settings) -> Grid:
-    """The grid on which images are registered to the fixed one: wide enough for the border window to lie on background."""
-    shape, affine = extended_box(fixed, math.ceil(settings.metric.window / settings.flow.map_factor))
+def shown_by(image: Image, matrix: Array) -> Box:
+    """Between which indices of a grid lies what an image shows; `matrix` takes world points there."""
+    corners = np.array(np.meshgrid(*zip(*content_box(image), strict=True))).reshape(image.dim, -1).T
+    index = transform_points(matrix @ image.affine, corners).round(6)
+    return np.floor(index.min(0)).astype(int), np.ceil(index.max(0)).astype(int)
+
+
+def domain_of(fixed: Image, settings: Settings, moving: Box | None = None) -> Grid:
+    """The grid on which images are registered to the fixed one: wide enough for the border window to lie on background.
+
+    Background is left out where the `moving` image, in indices of the fixed one, shows nothing either.
+    """
+    width = math.ceil(settings.metric.window / settings.flow.map_factor)
     if settings.unit_cube:
-        return Grid.unit_cube(shape, affine)
+        return Grid.unit_cube(*domain_box(fixed, width))
+    shape, affine = domain_box(fixed, width, moving if width else None)
     return Grid.of_image(shape, affine, settings.length_mm or content_length(fixed))
 
 
-def extended_box(fixed: Image, width: int) -> tuple[tuple[int, ...], Array]:
-    """Shape and affine of the orthonormal grid that covers the fixed image, its own voxels if it can be.
+def domain_box(fixed: Image, width: int, moving: Box | None = None) -> tuple[tuple[int, ...], Array]:
+    """Shape and affine of an orthonormal grid over the fixed image, its own voxels if it can be.
 
-    Voxels are added where fewer than `width` of background lie between what the image shows and its border.
+    Voxels are added where fewer than `width` of background lie between what the image shows and its border. Those further
+    than that from what it shows, and from where the `moving` image shows something, are left out.
     """
     first, last = content_box(fixed)
     low, high = (width - first).clip(min=0), (width - (np.array(fixed.shape) - 1 - last)).clip(min=0)
     affine = np.eye(fixed.dim + 1)
     if is_orthogonal(fixed.affine):
+        if moving is not None:
+            low -= (np.minimum(first, moving[0]) - width).clip(min=0)
+            high -= (np.array(fixed.shape) - 1 - np.maximum(last, moving[1]) - width).clip(min=0)
         affine[:-1, -1] = -low
         return tuple(int(n) for n in fixed.shape + low + high), fixed.affine @ affine
     # sheared: the rotation nearest to its axes, and a box around its corners
