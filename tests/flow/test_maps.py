@@ -33,6 +33,18 @@ def test_invert(dim: int) -> None:
     assert voxels.abs().max() < 2e-3
 
 
+@pytest.mark.parametrize("dim", [2, 3])
+def test_maps_that_go_zigzag_are_inverted_too(dim: int) -> None:
+    """Central differences do not see how sharply they bend: a step by those leads nowhere."""
+    n = 14
+    grid, index = Grid.unit_cube((n,) * dim), torch.meshgrid(*[torch.arange(n)] * dim, indexing="ij")
+    inside = torch.stack([torch.minimum(i, n - 1 - i) for i in index]).amin(0).clamp(max=4) / 4
+    shift = torch.stack([(-1.0) ** index[(d + 1) % dim] for d in range(dim)]) * inside
+    phi = identity(grid) + 0.45 / (n - 1) * shift
+    assert certify(phi, grid).holds
+    assert ((compose(phi, invert(phi, grid), grid) - identity(grid)) * (n - 1)).abs().max() < 1e-3
+
+
 def test_maps_are_inverted_each_for_itself_and_nothing_is_made_of_what_is_no_number() -> None:
     grid = Grid.unit_cube((14, 12))
     maps = torch.cat([flow(smooth_velocity(grid, size), grid) for size in (0.1, 0.4, 0.2)])

@@ -9,7 +9,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from metreg.fields import determinant, gradient
+from metreg.fields import determinant
 from metreg.grid import Grid
 from metreg.interpolate import sample
 from metreg.kernels import is_compiled, is_fast
@@ -39,7 +39,7 @@ def invert(
 def _invert(phi: Tensor, grid: Grid, start: Tensor, iterations: int, tolerance: float) -> Tensor:
     """The same for one map. Points are left alone as soon as they are well within the tolerance: most are so at once."""
     x, h = grid.points(phi), grid.steps(phi).flatten(2)
-    shift, slopes = phi - x, gradient(phi, grid).flatten(1, 2)
+    shift = phi - x
     x, found = x.flatten(2), start.flatten(2).clone()
     psi, mismatch = found, found + sample(shift, found, grid) - x
     rate, left = torch.ones_like(mismatch[:, :1]), torch.arange(x.shape[2], device=x.device)
@@ -50,8 +50,7 @@ def _invert(phi: Tensor, grid: Grid, start: Tensor, iterations: int, tolerance: 
         stay = (~(away <= tolerance / 10)).nonzero()[:, 0]  # what is not a number stays too
         left = left[stay]
         x, psi, mismatch, rate = (f[..., stay] for f in (x, psi, mismatch, rate))
-        jacobian = sample(slopes, psi, grid).unflatten(1, (grid.dim, grid.dim)).movedim((1, 2), (-2, -1))
-        newton = torch.linalg.solve_ex(jacobian, mismatch.movedim(1, -1)).result.movedim(-1, 1)
+        newton = torch.linalg.solve_ex(_jacobian_at(psi, shift, grid), mismatch.movedim(1, -1)).result.movedim(-1, 1)
         trial = psi - rate * torch.where(newton.isfinite().all(1, keepdim=True), newton, mismatch)
         trial_mismatch = trial + sample(shift, trial, grid) - x
         better = (trial_mismatch / h).square().sum(1, keepdim=True) < (mismatch / h).square().sum(1, keepdim=True)
@@ -60,6 +59,20 @@ def _invert(phi: Tensor, grid: Grid, start: Tensor, iterations: int, tolerance: 
         rate = torch.where(better, (2 * rate).clamp(max=1), rate / 2)
         found[..., left] = psi
     return found.view_as(phi)
+
+
+def _jacobian_at(x: Tensor, shift: Tensor, grid: Grid) -> Tensor:
+    """Of the map x + shift as it is interpolated, (B, P, D, D) at points x (B, D, P).
+
+    Smoother derivatives would be wrong where the map bends sharply, and Newton's method would not get on there.
+    """
+    rows = torch.eye(grid.dim, dtype=x.dtype, device=x.device).expand(x.shape[0], x.shape[2], -1, -1).clone()
+    for d, (h, n) in enumerate(zip(grid.spacing, grid.shape, strict=True)):
+        low, high = x.clone(), x.clone()
+        low[:, d] = (x[:, d] / h).floor().clamp(0, n - 2) * h
+        high[:, d] = low[:, d] + h
+        rows[..., d] += ((sample(shift, high, grid) - sample(shift, low, grid)) / h).movedim(1, -1)
+    return rows
 
 
 def count_folds(phi: Tensor, grid: Grid) -> Tensor:
