@@ -312,8 +312,10 @@ class Result:
         gap = compose(self.written_map, back, grid) - grid.points(back)
         error = (gap / self.pair.grid.steps(gap)).norm(dim=1)
         home = round_trip(self.transform, self.inverse, self.fixed, self.fixed.scaled > BACKGROUND)
+        certificate = certify(back, grid)
         return {
-            "folds": _count_folds(certify(back, grid), back, grid),
+            "folds": _count_folds(certificate, back, grid),
+            "certificate": {**asdict(certificate), "holds": certificate.holds},
             "error_voxels": {"mean": float(error.mean()), "max": float(error.max())},
             "round_trip_mm": {"mean": float(home.mean()), "max": float(home.max())},
         }

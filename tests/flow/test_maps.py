@@ -7,7 +7,7 @@ from torch import Tensor
 
 from helpers import random_field
 from metreg.fields import determinant, gradient, jacobian_determinant
-from metreg.flow.maps import bernstein_minimum, certify, compose, count_folds, invert
+from metreg.flow.maps import bernstein_minimum, certify, compose, count_folds, invert, smooth_out_folds
 from metreg.flow.stationary import flow
 from metreg.grid import Grid
 
@@ -43,6 +43,23 @@ def test_maps_that_go_zigzag_are_inverted_too(dim: int) -> None:
     phi = identity(grid) + 0.45 / (n - 1) * shift
     assert certify(phi, grid).holds
     assert ((compose(phi, invert(phi, grid), grid) - identity(grid)) * (n - 1)).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_folds_are_smoothed_out_where_they_are_and_nowhere_else(dim: int) -> None:
+    grid = Grid.unit_cube((24, 25, 22)[:dim])
+    fine = flow(smooth_velocity(grid, 0.2), grid)
+    assert smooth_out_folds(fine, grid) is fine
+    folded = fine.clone()
+    folded[:, :, *[slice(8, 12)] * dim] += 0.06 * random_field(1, dim, *[4] * dim, seed=1)
+    both = torch.cat([fine, folded])
+    assert certify(fine, grid).holds and not certify(folded, grid).holds
+    found = smooth_out_folds(both, grid)
+    assert certify(found[1:], grid).holds
+    torch.testing.assert_close(found[:1], fine, rtol=0, atol=0)
+    far = torch.ones(grid.shape, dtype=torch.bool)
+    far[*[slice(4, 16)] * dim] = False
+    torch.testing.assert_close(found[1][:, far], fine[0][:, far], rtol=0, atol=0)
 
 
 def test_maps_are_inverted_each_for_itself_and_nothing_is_made_of_what_is_no_number() -> None:

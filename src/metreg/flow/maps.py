@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from metreg.fields import determinant
@@ -16,6 +17,8 @@ from metreg.kernels import is_compiled, is_fast
 
 SLAB = 16
 """Cells along the first axis that are certified together."""
+LEAST, SMOOTHING, ROUNDS = 0.01, 0.25, 30
+"""How folds of an inverse go: from which determinant on it is smoothed, how much at a time, and how often at most."""
 
 
 def compose(outer: Tensor, inner: Tensor, grid: Grid) -> Tensor:
@@ -59,6 +62,24 @@ def _invert(phi: Tensor, grid: Grid, start: Tensor, iterations: int, tolerance: 
         rate = torch.where(better, (2 * rate).clamp(max=1), rate / 2)
         found[..., left] = psi
     return found.view_as(phi)
+
+
+def smooth_out_folds(phi: Tensor, grid: Grid) -> Tensor:
+    """Maps (B, D, *S) whose shifts are smoothed, a little at a time, where they fold, until that is nowhere.
+
+    An inverse that is exact at the points of its grid may fold between them, where it is stretched most. The border stays.
+    """
+    inside = grid.constant("inside", phi, lambda: F.pad(phi.new_ones([n - 2 for n in grid.shape]), (1, 1) * grid.dim))
+    largest, average = (F.max_pool2d, F.avg_pool2d) if grid.dim == 2 else (F.max_pool3d, F.avg_pool3d)
+    for _ in range(ROUNDS):
+        low = _lowest(phi, grid) < LEAST
+        if not bool(low.any()):
+            break
+        corners = largest(F.pad(low.to(phi)[:, None], (1, 1) * grid.dim), 2, 1)
+        shift = phi - grid.points(phi)
+        around = average(F.pad(shift, (1, 1) * grid.dim, mode="replicate"), 3, 1)
+        phi = phi + SMOOTHING * inside * corners * (around - shift)
+    return phi
 
 
 def _jacobian_at(x: Tensor, shift: Tensor, grid: Grid) -> Tensor:
@@ -131,9 +152,13 @@ def certify(phi: Tensor, grid: Grid) -> Certificate:
     """The certificate of one map (1, D, *S), interpolated multilinearly between its grid's points."""
     u = phi - grid.points(phi)
     border = max(float(u.narrow(d + 2, i, 1).abs().max()) for d, n in enumerate(grid.shape) for i in (0, n - 1))
-    slabs = (phi[:, :, start : start + SLAB + 1] for start in range(0, grid.shape[0] - 1, SLAB))  # they take much memory
-    smallest = min(float(bernstein_minimum(slab, grid).min()) for slab in slabs)
-    return Certificate(smallest, border <= 1e-6 * max(grid.extent))
+    return Certificate(float(_lowest(phi, grid).min()), border <= 1e-6 * max(grid.extent))
+
+
+def _lowest(phi: Tensor, grid: Grid) -> Tensor:
+    """`bernstein_minimum`, slab by slab: the coefficients take much memory."""
+    slabs = (phi[:, :, start : start + SLAB + 1] for start in range(0, grid.shape[0] - 1, SLAB))
+    return torch.cat([bernstein_minimum(slab, grid) for slab in slabs], dim=1)
 
 
 def bernstein_minimum(phi: Tensor, grid: Grid) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from metreg.checks import MetregError, check_field
 from metreg.config import FlowSettings, MetricSettings, Settings
 from metreg.energy import Objective
-from metreg.flow.maps import invert
+from metreg.flow.maps import invert, smooth_out_folds
 from metreg.flow.stationary import flow
 from metreg.grid import Grid
 from metreg.interpolate import downsample, upsample
@@ -92,11 +92,11 @@ def zero_momentum(grid: Grid, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def maps_of(m: Tensor, metric: MultiGaussian, grid: Grid, settings: FlowSettings) -> tuple[Tensor, Tensor]:
-    """phi_inv, and phi: the reversed flow, then corrected to be the inverse of the map that is written."""
+    """phi_inv, and phi: the reversed flow, corrected to be the inverse of the map that is written, and to fold nowhere."""
     v = metric.sharp(m)
     phi_inv = flow(v, grid, integrator=settings.integrator, steps=settings.steps)
     reverse = flow(-v, grid, integrator=settings.integrator, steps=settings.steps)
-    return phi_inv, invert(phi_inv, grid, start=reverse)
+    return phi_inv, smooth_out_folds(invert(phi_inv, grid, start=reverse), grid)
 
 
 def make_metric(
