@@ -43,7 +43,7 @@ def test_overlap_grows_and_nothing_folds(name: str, data: Path, tmp_path: Path) 
     assert result.folds == 0 and result.certificate.holds
     assert folds_of_file(tmp_path / "out" / "fixed_to_moving.h5") == 0
     inverse = result.summary["inverse"]
-    assert inverse["folds"] == 0 and inverse["certificate"]["holds"] and inverse["error_voxels"]["mean"] < 0.01
+    assert inverse["folds"] == 0 and inverse["certificate"]["holds"] and inverse["error_voxels"]["mean"] < 0.05
 
 
 def folds_of_file(path: Path) -> int:
