@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from conftest import bend, bent_picture, centred, picture
 from metreg.checks import MetregError
 from metreg.choice import choose, open_metric, usual_metric
 from metreg.config import LearnedSettings, MetricSettings, make_settings
+from metreg.data.formats import Image
 from metreg.data.pair import Pair
 from metreg.data.transforms import Transform
 from metreg.grid import Grid
@@ -301,6 +303,10 @@ def test_nothing_moves_in_background_that_was_left_out(tmp_path: Path) -> None:
     np.testing.assert_array_equal(result.transform.apply(far), far)
     result.save(tmp_path / "out")
     assert nib.load(tmp_path / "out" / "warped.nii.gz").shape[:2] == (160, 160)
+    labels = np.zeros((160, 160), dtype=np.int16)
+    labels[5:9, 5:9], labels[78:82, 78:82] = 1, 2
+    measured = replace(result, moving_labels=Image(labels, wide)).regions
+    assert measured[0].sigma_mm == pytest.approx(measured[1].sigma_mm)  # the metric is the same everywhere
 
 
 def test_masks_keep_an_artefact_from_pulling(tmp_path: Path) -> None:

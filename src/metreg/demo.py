@@ -20,6 +20,7 @@ from metreg.report.plots import panel
 from metreg.report.tables import Table
 from metreg.reproduce.rings_report import FIGURES, make_figures, plane_shown
 from metreg.reproduce.synthetic2d import QUICK, Outcome, Plan, experiment
+from metreg.solve.multiscale import map_grid_of
 
 NAMES = frozenset({"panel.png", *[f"{name}.png" for name in FIGURES], "metric.safetensors", "report.html"})
 LEARNED = "omt50"
@@ -72,8 +73,8 @@ def _write(work: Path, out: Path, plan: Plan, settings: Settings, outcome: Outco
     planes = {method: plane_shown(outcome, outcome.results[method]) for method in (LEARNED, "global")}
     pictures = {method: panel(plane) for method, plane in planes.items()}
     (work / "panel.png").write_bytes(png(pictures[LEARNED]))
-    grid = outcome.test.grid
-    metric = MetricFile(outcome.models[LEARNED], grid.length_mm, grid.spacing, unit_cube=True, summary=outcome.summary())
+    seen = map_grid_of(outcome.test.grid, settings.flow.map_factor)
+    metric = MetricFile(outcome.models[LEARNED], seen.length_mm, seen.voxel_mm, unit_cube=True, summary=outcome.summary())
     save_metric(work / "metric.safetensors", metric)
     rows = [(name, f"{row['disc']:.2f}", f"{row['ring']:.2f}") for name, row in result.errors.items()]
     agreement = outcome.results[LEARNED].agreement

@@ -65,6 +65,11 @@ class Grid:
         return tuple(h * (n - 1) for h, n in zip(self.spacing, self.shape, strict=True))
 
     @property
+    def voxel_mm(self) -> tuple[float, ...]:
+        """The spacing in millimetres."""
+        return tuple(h * self.length_mm for h in self.spacing)
+
+    @property
     def cell_volume(self) -> float:
         return math.prod(self.spacing)
 

@@ -262,7 +262,8 @@ class Result:
         grid = self.registration.grid
         sigma_mm = self.registration.metric.local_sigma()[0] * grid.length_mm
         length = torch.from_numpy(np.linalg.norm(self._field.displacement, axis=0)).to(sigma_mm)
-        sigma, displacement = self._on_fixed(upsample(torch.stack([sigma_mm, length])[None], self.pair.grid))
+        facts = upsample(torch.stack([sigma_mm, length])[None], self.pair.grid)
+        sigma, displacement = self._on_fixed(facts, outside=facts[:, :, *[slice(1)] * grid.dim])  # as in a corner
         return regions_of(
             self._aligned[1],
             self._warped[1],
@@ -299,8 +300,8 @@ class Result:
         """A place for values on `grid`, in the space of the fixed image."""
         return Image(np.empty(grid.shape, dtype=np.uint8), grid.affine, "map", self.fixed.plane)
 
-    def _on_fixed(self, f: torch.Tensor, *, outside: float = 0.0) -> Array:
-        """Values (1, C, *S) on the domain at the voxels of the fixed image (C, *S)."""
+    def _on_fixed(self, f: torch.Tensor, *, outside: torch.Tensor | float) -> Array:
+        """Values (1, C, *S) on the domain at the voxels of the fixed image (C, *S), and what they are `outside`."""
         matrix = np.linalg.inv(self.pair.grid.affine) @ self.fixed.affine
         return np.asarray((carry(f - outside, matrix, self.fixed.shape) + outside)[0].cpu().numpy())
 

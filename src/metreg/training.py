@@ -26,6 +26,7 @@ from metreg.data.pair import bring, domain_of
 from metreg.data.skull import hint_at_skull
 from metreg.data.whole import check_output, clear_folder, whole_file, write_whole
 from metreg.energy import Energy
+from metreg.flow.stationary import flow
 from metreg.grid import Grid
 from metreg.interpolate import downsample, upsample
 from metreg.learn.pairs import TrainingPairs
@@ -37,7 +38,7 @@ from metreg.report.planes import Plane, plane_of_map
 from metreg.report.training import training_page
 from metreg.solve.affine import CPU, align
 from metreg.solve.multiscale import map_grid_of
-from metreg.solve.register import make_metric, maps_of
+from metreg.solve.register import make_metric
 
 NAMES = frozenset(
     {"metric.safetensors", "report.html", "settings.toml", "pairs.json", LOG, "checkpoint.safetensors"}
@@ -99,7 +100,7 @@ def train_metric(
     metric = MetricFile(
         model,
         length_mm=grid.length_mm,
-        voxel_mm=tuple(h * grid.length_mm for h in map_grid.spacing),
+        voxel_mm=map_grid.voxel_mm,
         unit_cube=settings.unit_cube,
         intensity=prepared.standard,
         summary={
@@ -115,7 +116,7 @@ def train_metric(
         licence=licence,
         used=used_of(settings),
         template=mean_image if len(prepared.pairs.images) >= ANONYMOUS else None,
-        template_mm=tuple(h * grid.length_mm for h in mean_grid.spacing),
+        template_mm=mean_grid.voxel_mm,
         template_affine=mean_grid.affine,
     )
     with whole_file(run / "metric.safetensors", overwrite=True) as path:
@@ -230,7 +231,7 @@ def _examples(
         with torch.no_grad():
             w = model.weights(downsample(source, map_grid), map_grid, m).w
         metric = make_metric(map_grid, settings.metric, like=source, weights=w)
-        phi_inv, _ = maps_of(m, metric, map_grid, settings.flow)
+        phi_inv = flow(metric.sharp(m), map_grid, integrator=settings.flow.integrator, steps=settings.flow.steps)
         sigma = upsample(metric.local_sigma()[:, None] * grid.length_mm, grid)
         shown[files[i].name.replace("_to_", " to ")] = plane_of_map(source, target, upsample(phi_inv, grid), grid, sigma)
     return shown

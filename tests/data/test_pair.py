@@ -69,6 +69,11 @@ def test_images_in_much_background_are_registered_where_they_show_something() ->
     ]
     first, last = content_box(large)
     assert shapes == [tuple(last - first + 1 + 2 * 6)] * 2
+    mask = Image(np.ones(large.shape, dtype=np.uint8), apart)
+    masked = make_pair(large, large, np.eye(4), settings, device=torch.device("cpu"), fixed_mask=mask)
+    assert (
+        masked.grid.shape == large.shape
+    )  # beside something bright that is masked out, tissue would seem to be background
 
 
 def test_a_sheared_image_gets_an_orthonormal_domain_that_covers_it() -> None:

@@ -14,6 +14,7 @@ from torch.autograd import gradcheck
 from helpers import random_field
 from metreg.config import LearnedSettings, MetricSettings, NetworkSettings
 from metreg.grid import Grid
+from metreg.interpolate import downsample, upsample
 from metreg.metric.learned import LearnedMetric
 from metreg.metric.multi_gaussian import default_weights
 from metreg.metric.network import WeightNetwork
@@ -134,3 +135,17 @@ def test_smoothing_keeps_the_simplex_and_weights_begin_near_the_set_point(dim: i
     assert weights.w.min() > 0
     far = (weights.w.mean((0, *range(2, dim + 2))) - default_weights(SIGMA.float())).abs().max()
     assert far < 0.05
+
+
+def test_a_network_that_looks_at_the_momentum_sees_it_as_in_its_training_and_gives_weights_for_any_grid() -> None:
+    learned = LearnedSettings(network=NetworkSettings(momentum_input=True))
+    model = LearnedMetric(2, MetricSettings(), learned, torch.Generator().manual_seed(0)).eval()
+    seen, coarse = Grid.unit_cube((21, 19)), Grid.unit_cube((11, 10))
+    source, m = torch.rand(1, 1, 41, 37), torch.rand(1, 2, *coarse.shape)
+    weights_of = model.weights_of(source, seen)
+    assert callable(weights_of)
+    w = weights_of(m, grid=coarse)
+    assert w.shape == (1, 4, *coarse.shape)
+    torch.testing.assert_close(w.sum(1), torch.ones(1, *coarse.shape))
+    wanted = model.weights(downsample(source, seen), seen, upsample(m, seen)).w
+    torch.testing.assert_close(w, downsample(wanted, coarse))

@@ -60,7 +60,10 @@ def make_pair(
 
     `standard` is the quantile function to which intensities are matched; without one, each image by its own range.
     """
-    grid = domain_of(fixed, settings, shown_by(moving, np.linalg.inv(fixed.affine) @ np.linalg.inv(affine)))
+    shown = None
+    if moving_mask is None and fixed_mask is None:  # what is dark beside something masked out may be tissue
+        shown = shown_by(moving, np.linalg.inv(fixed.affine) @ np.linalg.inv(affine))
+    grid = domain_of(fixed, settings, shown)
     with ThreadPoolExecutor() as pool:
         brought = [
             pool.submit(bring, image, mask, matrix, grid, device, standard)

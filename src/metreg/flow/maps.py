@@ -17,8 +17,9 @@ from metreg.kernels import is_compiled, is_fast
 
 SLAB = 16
 """Cells along the first axis that are certified together."""
-LEAST, SMOOTHING, ROUNDS = 0.01, 0.25, 30
-"""How folds of an inverse go: from which determinant on it is smoothed, how much at a time, and how often at most."""
+LEAST, SMOOTHING, ROUNDS, PATIENCE = 0.01, 0.25, 50, 10
+"""How folds of an inverse go: from which determinant on it is smoothed, how much at a time, and how often at most; and how
+often without success."""
 
 
 def compose(outer: Tensor, inner: Tensor, grid: Grid) -> Tensor:
@@ -67,13 +68,16 @@ def _invert(phi: Tensor, grid: Grid, start: Tensor, iterations: int, tolerance: 
 def smooth_out_folds(phi: Tensor, grid: Grid) -> Tensor:
     """Maps (B, D, *S) whose shifts are smoothed, a little at a time, where they fold, until that is nowhere.
 
-    An inverse that is exact at the points of its grid may fold between them, where it is stretched most. The border stays.
+    An inverse that is exact at the points of its grid may fold between them, where it is stretched most. The border stays,
+    so what folds because of it does too.
     """
+    counts: list[int] = []
     inside = grid.constant("inside", phi, lambda: F.pad(phi.new_ones([n - 2 for n in grid.shape]), (1, 1) * grid.dim))
     largest, average = (F.max_pool2d, F.avg_pool2d) if grid.dim == 2 else (F.max_pool3d, F.avg_pool3d)
     for _ in range(ROUNDS):
         low = _lowest(phi, grid) < LEAST
-        if not bool(low.any()):
+        counts.append(int(low.sum()))
+        if counts[-1] == 0 or counts[-1] >= min(counts[:-PATIENCE], default=math.inf):
             break
         corners = largest(F.pad(low.to(phi)[:, None], (1, 1) * grid.dim), 2, 1)
         shift = phi - grid.points(phi)

@@ -73,7 +73,8 @@ class LearnedMetric(nn.Module):
 
         def at(m: Tensor | None, grid: Grid) -> Tensor:
             with torch.no_grad():
-                return self.weights(downsample(source, grid), grid, m).w
+                beside = None if m is None else downsample(m, seen)
+                return downsample(self.weights(downsample(source, seen), seen, beside).w, grid)
 
         return at if self.network.momentum_input else at(None, seen)
 

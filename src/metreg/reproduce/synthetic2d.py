@@ -197,7 +197,7 @@ class _Work:
 
     def train(self, name: str, settings: Settings, after: str | None = None) -> LearnedMetric:
         """A metric learned from the training pairs; the first stage may be that of another run."""
-        run, grid = self.runs / name, self.training.grid
+        run, seen = self.runs / name, map_grid_of(self.training.grid, settings.flow.map_factor)
         path = run / "metric.safetensors"
         if not path.exists():
             run.mkdir(exist_ok=True)
@@ -208,7 +208,8 @@ class _Work:
             seconds = sum(record["seconds"] for record in progress.history)
             with whole_file(path, overwrite=False) as temporary:
                 save_metric(
-                    temporary, MetricFile(model, grid.length_mm, grid.spacing, unit_cube=True, summary={"seconds": seconds})
+                    temporary,
+                    MetricFile(model, seen.length_mm, seen.voxel_mm, unit_cube=True, summary={"seconds": seconds}),
                 )
         found = load_metric(path)
         self._say(f"train {name}", found.summary["seconds"])
