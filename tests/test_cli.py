@@ -203,7 +203,10 @@ def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert told["folds"] == 0
     assert told["errors_px"]["global metric"]["ring"] < told["errors_px"]["no registration"]["ring"]
     assert {path.name for path in (tmp_path / "demo").iterdir()} == set(metreg.demo.NAMES)
-    assert metreg.metric.store.load_metric(tmp_path / "demo" / "metric.safetensors").unit_cube
+    metric = metreg.metric.store.load_metric(tmp_path / "demo" / "metric.safetensors")
+    assert metric.unit_cube and metric.voxel_mm == pytest.approx(
+        (1 / 63, 1 / 63)
+    )  # of maps, at half the images' resolution
 
 
 def test_help_is_quick_and_loads_nothing_heavy() -> None:

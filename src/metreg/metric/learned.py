@@ -70,11 +70,11 @@ class LearnedMetric(nn.Module):
         """For a registration: the weights of a source (B, 1, *S) of any resolution, looked at on the grid `seen`, or their
         function `(m, grid=...)`.
         """
+        small = downsample(source, seen)
 
         def at(m: Tensor | None, grid: Grid) -> Tensor:
             with torch.no_grad():
-                beside = None if m is None else downsample(m, seen)
-                return downsample(self.weights(downsample(source, seen), seen, beside).w, grid)
+                return downsample(self.weights(small, seen, None if m is None else downsample(m, seen)).w, grid)
 
         return at if self.network.momentum_input else at(None, seen)
 
