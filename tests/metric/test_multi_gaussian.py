@@ -75,6 +75,15 @@ def test_the_window_holds_the_border_still(dim: int) -> None:
     assert tau[(5,) * dim] == 1
 
 
+@pytest.mark.parametrize("dim", [2, 3])
+def test_the_window_is_equally_wide_at_all_levels_of_a_pyramid(dim: int) -> None:
+    """Else a momentum found at a coarse level would move more at the next one, where less of it lies under the window."""
+    fine = Grid((41, 33, 37)[:dim], (0.01,) * dim)
+    coarse = fine.with_shape((11, 9, 10)[:dim])
+    here = tuple(slice(None, None, 4) for _ in range(dim))
+    torch.testing.assert_close(border_window(coarse, 6, SIGMA, fine), border_window(fine, 6, SIGMA)[here])
+
+
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_local_sigma_lies_between_the_smallest_and_the_largest(seed: int) -> None:

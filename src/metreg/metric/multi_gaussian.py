@@ -78,11 +78,15 @@ class MultiGaussian:
         return self.w.view(1, -1, *[1] * len(shape)).expand(1, -1, *shape)
 
 
-def border_window(grid: Grid, voxels: int, like: Tensor) -> Tensor:
-    """tau (*S): one inside, falling smoothly to exactly zero at the border over the outermost `voxels` steps."""
+def border_window(grid: Grid, voxels: int, like: Tensor, finest: Grid | None = None) -> Tensor:
+    """tau (*S): one inside, falling smoothly to exactly zero at the border over the outermost `voxels` steps.
+
+    They are those of the `finest` grid of a pyramid: a window that is wider at coarse levels would lie on what is to move.
+    """
     tau = torch.ones(grid.shape, dtype=like.dtype, device=like.device)
     for d, n in enumerate(grid.shape):
         i = torch.arange(n, dtype=like.dtype, device=like.device)
-        t = (torch.minimum(i, n - 1 - i) / voxels).clamp(max=1)
+        wide = voxels * (finest or grid).spacing[d] / grid.spacing[d]
+        t = (torch.minimum(i, n - 1 - i) / wide).clamp(max=1)
         tau = tau * (t**2 * (3 - 2 * t)).view([-1 if axis == d else 1 for axis in range(grid.dim)])
     return tau

@@ -20,7 +20,7 @@ from metreg.metric.gaussian import make_gaussians
 from metreg.metric.multi_gaussian import MultiGaussian, border_window, default_weights
 from metreg.metric.simplex import to_simplex
 from metreg.similarity import Similarity
-from metreg.solve.multiscale import Level, levels
+from metreg.solve.multiscale import Level, levels, map_grid_of
 from metreg.solve.optimise import minimise
 from metreg.solve.result import Record, Registration
 from metreg.solve.unfold import unfold
@@ -53,6 +53,7 @@ def register_pair(
     if mask is not None:
         check_field("mask", mask, grid, channels=1)
     history: list[Record] = []
+    finest = map_grid_of(grid, settings.flow.map_factor)
     m = start
 
     for level in levels(source, target, grid, settings, mask=mask):
@@ -66,7 +67,7 @@ def register_pair(
             on_iteration(history[-1])
 
         for local, iterations in _passes(level, weights):
-            metric = make_metric(scene.map_grid, settings.metric, like=source, weights=local)
+            metric = make_metric(scene.map_grid, settings.metric, like=source, weights=local, finest=finest)
             m = minimise(objective.of(metric, scene), m, settings.solve, iterations=iterations, on_iteration=record)
 
     assert m is not None
@@ -100,11 +101,19 @@ def maps_of(m: Tensor, metric: MultiGaussian, grid: Grid, settings: FlowSettings
 
 
 def make_metric(
-    grid: Grid, settings: MetricSettings, *, like: Tensor, weights: Tensor | WeightsOf | None = None
+    grid: Grid,
+    settings: MetricSettings,
+    *,
+    like: Tensor,
+    weights: Tensor | WeightsOf | None = None,
+    finest: Grid | None = None,
 ) -> MultiGaussian:
-    """The metric on `grid`, in the dtype and on the device of `like`; `weights` (B, N, *S') may come on a finer grid."""
+    """The metric on `grid`, in the dtype and on the device of `like`; `weights` (B, N, *S') may come on a finer grid.
+
+    `finest` is the last grid of a pyramid of which this is one.
+    """
     sigma = torch.tensor(settings.sigma, dtype=like.dtype, device=like.device)
-    tau = border_window(grid, settings.window, like) if settings.window else None
+    tau = border_window(grid, settings.window, like, finest) if settings.window else None
     gaussians = make_gaussians(grid, sigma, settings.realisation)
     if callable(weights):
         return MultiGaussian(gaussians, partial(weights, grid=grid), tau)
