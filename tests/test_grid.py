@@ -25,6 +25,15 @@ def test_coarsen_gives_the_size_of_the_paper_and_keeps_the_corners() -> None:
     np.testing.assert_allclose(transform_points(coarse.affine, corner), np.array([grid.extent]) * 200)
 
 
+def test_thick_slices_are_not_taken_farther_apart_before_voxels_are_cubes() -> None:
+    grid = Grid((100, 120, 20), (0.005, 0.005, 0.025))
+    assert grid.shares(0.5) == (0.5, 0.5, 1.0)
+    np.testing.assert_allclose(grid.shares(0.1), (0.1, 0.1, 0.5))
+    assert grid.coarsen(grid.shares(0.5)).shape == (50, 60, 20)
+    assert Grid((100, 120), (0.005, 0.0055)).shares(0.4) == (0.4, 0.4)  # as good as cubes
+    assert Grid.unit_cube((100, 20)).shares(0.4) == (0.4, 0.4)  # whose axes have units of their own
+
+
 def test_local_to_world_agrees_with_the_affine() -> None:
     affine = np.array([[0.0, -2, 0, 5], [3, 0, 0, -7], [0, 0, 1.5, 2], [0, 0, 0, 1]])
     grid = Grid.of_image((4, 5, 6), affine, length_mm=100)

@@ -154,6 +154,9 @@ class SolveSettings(_Settings):
     """Where that price begins."""
     shrink: tuple[Positive, ...] = Field(default=(4, 2, 1), min_length=1)
     """Image resolution of each level of the pyramid, coarse to fine: 4 is a quarter of the points per axis."""
+    coarsest: NotNegative = 0.014
+    """Voxels of the first level have at least this size, in reference lengths: before it fine images get more levels, each
+    shrunk twice as much and with as many iterations. A pyramid of one level stays as it is; 0: so does every one."""
     iterations: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(60, 60, 20), min_length=1)
     """Most iterations of each level."""
     local_iterations: tuple[Annotated[int, Field(ge=0)], ...] | None = None

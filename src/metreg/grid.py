@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -16,6 +16,8 @@ from metreg.checks import MetregError
 
 Array = NDArray[Any]
 T = TypeVar("T")
+ALIKE = 1.2
+"""Sides of voxels whose ratio is no larger are the same."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +101,19 @@ class Grid:
     def _per_axis(self, values: tuple[float, ...], like: Tensor) -> Tensor:
         return torch.tensor(values, dtype=like.dtype, device=like.device).view(1, -1, *[1] * self.dim)
 
-    def coarsen(self, factor: float, at_least: int = 2) -> Grid:
+    def coarsen(self, factor: float | Sequence[float], at_least: int = 2) -> Grid:
         """The same box with ceil(factor * n) points per axis, corners on corners, `at_least` points where there are."""
-        return self.with_shape(tuple(max(min(n, at_least), math.ceil(factor * n - 1e-9)) for n in self.shape))
+        factors = [factor] * self.dim if isinstance(factor, (int, float)) else factor
+        counts = zip(self.shape, factors, strict=True)
+        return self.with_shape(tuple(max(min(n, at_least), math.ceil(share * n - 1e-9)) for n, share in counts))
+
+    def shares(self, factor: float) -> tuple[float, ...]:
+        """What each axis keeps of its points where voxels are to grow by 1 / `factor`: see `towards_cubes`.
+
+        Axes of the unit cube have units of their own, so they all keep the same.
+        """
+        is_unit_cube = all(abs(length - 1) < 1e-9 for length in self.extent)
+        return (factor,) * self.dim if is_unit_cube else towards_cubes(self.spacing, factor)
 
     def with_shape(self, shape: tuple[int, ...]) -> Grid:
         """The same box with another number of points, corners on corners."""
@@ -117,6 +129,16 @@ class Grid:
 def voxel_size(affine: Array) -> Array:
     """Length in millimetres of one step along each axis (D,)."""
     return np.linalg.norm(affine[:-1, :-1], axis=0)
+
+
+def towards_cubes(size: Iterable[float], factor: float) -> tuple[float, ...]:
+    """The share of its points that each axis keeps: `factor` where voxels are thinnest, more where they are thick already.
+
+    So slices that are far apart are not taken still farther apart before the voxels in them are as large.
+    """
+    sides = list(size)
+    ratios = [h / min(sides) for h in sides]
+    return tuple(min(1.0, factor * (ratio if ratio > ALIKE else 1.0)) for ratio in ratios)
 
 
 def is_orthogonal(affine: Array, tolerance: float = 1e-4) -> bool:

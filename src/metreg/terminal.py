@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def show_iterations(quiet: bool, iterations: Any) -> Iterator[Callable[[Record], None]]:
+def show_iterations(quiet: bool) -> Iterator[Callable[[Record], None]]:
     """A progress bar with level, iteration and each energy term."""
     if quiet or not sys.stderr.isatty():
         yield lambda record: None
@@ -30,19 +30,16 @@ def show_iterations(quiet: bool, iterations: Any) -> Iterator[Callable[[Record],
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("reading, aligning", total=None, energy="")
-        level = -1
 
         def show(record: Record) -> None:
-            nonlocal level
-            if record.level != level:
-                level = record.level
-                progress.reset(task, total=iterations[level])
+            if record.iteration == 1:
+                progress.reset(task, total=record.iterations)
             terms = "  ".join(f"{name} {value:.4g}" for name, value in record.terms.items() if value)
             progress.update(
                 task,
-                description=f"level {record.level + 1}/{len(iterations)}, iteration {record.iteration}",
+                description=f"level {record.level + 1}/{record.levels}, iteration {record.iteration}",
                 completed=record.iteration,
-                total=iterations[record.level],
+                total=record.iterations,
                 energy=terms,
             )
 

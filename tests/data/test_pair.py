@@ -8,7 +8,17 @@ from conftest import centred, picture
 from metreg.config import make_settings
 from metreg.data.formats import Image
 from metreg.data.intensity import standardise
-from metreg.data.pair import bring, carry, content_box, content_length, domain_box, make_pair, shown_by
+from metreg.data.pair import (
+    average_over_voxels,
+    bring,
+    carry,
+    content_box,
+    content_length,
+    domain_box,
+    domain_of,
+    make_pair,
+    shown_by,
+)
 from metreg.data.transforms import Affine, Transform
 from metreg.grid import Grid, is_orthogonal, transform_points
 
@@ -29,13 +39,13 @@ def test_standardised_intensities_lie_between_zero_and_one_whatever_the_outliers
 
 
 def test_enough_background_needs_no_margin() -> None:
-    shape, affine = domain_box(image_with(6), 6)
+    shape, affine = domain_box(image_with(6), np.full(3, 6))
     assert shape == (30, 32, 28)
     np.testing.assert_array_equal(affine, np.diag([2.0, 2.0, 2.0, 1.0]))
 
 
 def test_missing_background_is_added() -> None:
-    shape, affine = domain_box(image_with(2), 6)
+    shape, affine = domain_box(image_with(2), np.full(3, 6))
     assert shape == (38, 40, 36)
     np.testing.assert_allclose(transform_points(affine, np.array([[4.0, 4, 4]])), [[0, 0, 0]])
 
@@ -43,7 +53,7 @@ def test_missing_background_is_added() -> None:
 def test_background_far_from_what_both_images_show_is_left_out() -> None:
     image = image_with(10)
     moving = np.array([6, 12, 12]), np.array([15, 24, 15])
-    shape, affine = domain_box(image, 6, moving)
+    shape, affine = domain_box(image, np.full(3, 6), moving)
     assert shape == (30 - 0 - 4, 32 - 4 - 1, 28 - 4 - 4)
     np.testing.assert_array_equal(transform_points(affine, np.zeros((1, 3))), [[0, 8, 8]])
 
@@ -79,7 +89,7 @@ def test_images_in_much_background_are_registered_where_they_show_something() ->
 def test_a_sheared_image_gets_an_orthonormal_domain_that_covers_it() -> None:
     sheared = np.array([[2.0, 0.5, 0.1, -20], [0, 2, 0.3, 5], [0.1, 0, 2, 7], [0, 0, 0, 1]])
     image = image_with(6, sheared)
-    shape, affine = domain_box(image, 6)
+    shape, affine = domain_box(image, np.full(3, 6))
     assert is_orthogonal(affine) and not is_orthogonal(sheared)
     corners = np.array(np.meshgrid(*[(0.0, n - 1) for n in image.shape])).reshape(3, -1).T
     index = transform_points(np.linalg.inv(affine) @ sheared, corners)
@@ -94,6 +104,27 @@ def test_images_are_copied_voxel_by_voxel_where_nothing_has_to_be_interpolated()
     inside = tuple(slice((n - k) // 2, (n - k) // 2 + k) for n, k in zip(pair.grid.shape, image.shape, strict=True))
     np.testing.assert_array_equal(pair.target[0, 0].numpy()[inside], standardise(image.values))
     torch.testing.assert_close(pair.source, pair.target)
+
+
+def test_thick_slices_get_a_margin_by_the_voxels_of_their_map() -> None:
+    thick = image_with(2, np.diag([1.0, 1.0, 5.0, 1.0]))
+    assert domain_of(thick, make_settings()).shape == (30 + 2 * 4, 32 + 2 * 4, 28 + 2 * 1)
+
+
+def test_a_coarser_grid_sees_averages_of_an_image() -> None:
+    fine = Grid((60, 64), (1.0, 1.0))
+    wave = torch.cos(torch.pi * torch.arange(60) * 2 / 2.3)[:, None].expand(60, 64)[None, None]
+    image = Image((1 + wave[0, 0]).numpy(), np.eye(3))
+    coarse = Grid.of_image((20, 22), np.diag([3.0, 3.0, 1.0]), 1.0)
+    brought, _ = bring(image, None, np.eye(3), coarse, torch.device("cpu"))
+    assert float(brought[..., 2:-2, 2:-2].std()) < 0.05  # of 0.35: a wave of 2.3 voxels is hardly seen in voxels of 3
+    turn = np.array([[0.6, -0.8, 1.0], [0.8, 0.6, 2.0], [0, 0, 1]])
+    assert average_over_voxels(wave, turn) is wave  # as wide, however it is turned
+    flat = torch.ones(1, 1, *fine.shape)
+    torch.testing.assert_close(average_over_voxels(flat, np.diag([3.0, 2.0, 1.0])), flat)
+    ramp = torch.arange(60.0)[:, None].expand(60, 64)[None, None]
+    smooth = average_over_voxels(ramp, np.diag([3.0, 1.0, 1.0]))
+    torch.testing.assert_close(smooth[..., 5:-5, :], ramp[..., 5:-5, :])  # nothing is shifted
 
 
 def test_the_mask_is_where_both_images_are_known() -> None:

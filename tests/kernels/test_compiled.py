@@ -23,12 +23,12 @@ def seed(threads: int) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("factor", [0.5, 0.4, 1.0])
+@pytest.mark.parametrize("factor", [0.5, 0.4, 1.0, (0.5, 1.0, 0.6), (1.0, 0.5, 1.0)])
 @pytest.mark.parametrize(("kind", "tolerance"), KINDS)
-def test_warp(shape: tuple[int, ...], factor: float, kind: torch.dtype, tolerance: float) -> None:
+def test_warp(shape: tuple[int, ...], factor: float | tuple[float, ...], kind: torch.dtype, tolerance: float) -> None:
     """Maps that leave the image too, where the outermost value goes on and nothing pulls."""
     grid = Grid(shape, tuple(1 / (n - 1) for n in shape))
-    coarse = grid.coarsen(factor)
+    coarse = grid.coarsen(factor if isinstance(factor, float) else factor[: len(shape)])
     source, p = (torch.rand(2, 1, *shape, dtype=kind) for _ in range(2))
     phi_inv = (coarse.points(source) + 0.07 * torch.randn(2, len(shape), *coarse.shape, dtype=kind)).requires_grad_()
     plain, fast = sample(source, upsample(phi_inv, grid), grid), warp(source, phi_inv, grid)

@@ -97,13 +97,13 @@ def test_convolution(
     assert_near((fast, *torch.autograd.grad(fast, (y, k), q)), expected)
 
 
-@pytest.mark.parametrize("factor", [0.4, 0.5, 1.0])
+@pytest.mark.parametrize("factor", [0.4, 0.5, 1.0, (0.5, 1.0, 0.6), (1.0, 0.5, 1.0)])
 @pytest.mark.parametrize("shape", [(9, 8), (12, 7, 11)])
-def test_warp(shape: tuple[int, ...], factor: float) -> None:
+def test_warp(shape: tuple[int, ...], factor: float | tuple[float, ...]) -> None:
     from metreg.kernels.warp_gpu import Warp
 
     grid = Grid(shape, (0.1, 0.12, 0.15)[: len(shape)])
-    coarse = grid.coarsen(factor)
+    coarse = grid.coarsen(factor if isinstance(factor, float) else factor[: len(shape)])
     source = torch.rand(2, 1, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     noise = 0.15 * random_field(2, len(shape), *coarse.shape, seed=1)  # far enough to leave the image here and there
     phi_inv = (coarse.points(source) + noise).requires_grad_()
@@ -116,12 +116,12 @@ def test_warp(shape: tuple[int, ...], factor: float) -> None:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(("shape", "factor"), [((9, 8), 0.5), ((12, 7, 11), 0.4)])
-def test_correlation_of_the_warped(shape: tuple[int, ...], factor: float, masked: bool) -> None:
+@pytest.mark.parametrize(("shape", "factor"), [((9, 8), 0.5), ((12, 7, 11), 0.4), ((12, 7, 11), (0.5, 0.6, 1.0))])
+def test_correlation_of_the_warped(shape: tuple[int, ...], factor: float | tuple[float, ...], masked: bool) -> None:
     from metreg.kernels.ncc_gpu import WarpedNcc
 
     grid = Grid(shape, (0.1, 0.12, 0.15)[: len(shape)])
-    coarse = grid.coarsen(factor)
+    coarse = grid.coarsen(factor if isinstance(factor, float) else factor[: len(shape)])
     source, noise = torch.rand(2, 2, 1, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     target = source + 0.3 * noise
     mask = (random_field(2, 1, *shape, seed=3) > 0).double() if masked else None

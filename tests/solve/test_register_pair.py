@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +12,7 @@ from metreg.flow.maps import certify, compose, count_folds
 from metreg.grid import Grid
 from metreg.interpolate import sample, upsample
 from metreg.similarity.ncc import ncc
-from metreg.solve.multiscale import levels
+from metreg.solve.multiscale import levels, map_grid_of, plan_levels, shrunk
 from metreg.solve.optimise import clip_each, has_stalled, nesterov_step
 from metreg.solve.register import register_pair
 from metreg.synthetic import DISC, RING, RingPair, ring_pair
@@ -100,6 +101,29 @@ def test_the_same_run_twice_gives_the_same_bits(rings: RingPair) -> None:
     settings = make_settings(changes={"solve.iterations": [5, 5, 2]})
     one, two = (register_pair(rings.source, rings.target, rings.grid, settings) for _ in range(2))
     assert torch.equal(one.m, two.m) and torch.equal(one.phi_inv, two.phi_inv)
+
+
+def test_fine_images_get_more_levels() -> None:
+    solve = make_settings(changes={"solve.iterations": [30, 20, 10]}).solve
+
+    def shrinks(h: float) -> list[float]:
+        return [plan.shrink for plan in plan_levels(solve, Grid((300, 300), (h, h)))]
+
+    assert shrinks(0.005) == [4, 2, 1]  # 1 mm of 200
+    assert shrinks(0.0025) == [8, 4, 2, 1]
+    assert [plan.iterations for plan in plan_levels(solve, Grid((9, 9), (0.001, 0.001)))] == [30, 30, 30, 20, 10]
+    assert len(plan_levels(make_settings("paper2d").solve, Grid((9, 9), (0.001, 0.001)))) == 1
+
+
+def test_maps_of_thick_slices_have_voxels_like_cubes() -> None:
+    grid = Grid((96, 96, 20), (0.005, 0.005, 0.025))
+    for shrink in (1, 2, 4):
+        image, coarse = shrunk(grid, shrink), map_grid_of(grid, 0.5, shrink)
+        wanted = np.array([max(h, 0.005 * shrink) for h in grid.spacing])
+        np.testing.assert_allclose(image.spacing, wanted, rtol=0.1)
+        np.testing.assert_allclose(coarse.spacing, [max(h, 0.01 * shrink) for h in grid.spacing], rtol=0.2)
+    few = Grid((3, 96, 96), (0.005, 0.005, 0.005))  # slices that cannot be fewer do not keep the others from it
+    assert map_grid_of(few, 0.5, 4).shape == (3, 12, 12)
 
 
 def test_the_pyramid_has_the_levels_that_were_asked_for(rings: RingPair) -> None:

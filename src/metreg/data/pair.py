@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from metreg.checks import MetregError
@@ -16,7 +17,7 @@ from metreg.config import Settings
 from metreg.data.formats import Image
 from metreg.data.intensity import BACKGROUND, match
 from metreg.data.transforms import positions, sample_at, sample_tensor
-from metreg.grid import Array, Grid, is_orthogonal, transform_points, voxel_size, world_points
+from metreg.grid import ALIKE, Array, Grid, is_orthogonal, towards_cubes, transform_points, voxel_size, world_points
 from metreg.interpolate import covered, fill_unknown
 from metreg.splines import coefficients, sample_splines
 
@@ -25,6 +26,9 @@ AT_A_TIME = 500_000
 LONGEST_SHARP, MOST_WORK = 2048, 2**36
 """Images with more voxels along an axis, or in all times those along all axes, are interpolated linearly: to find their
 splines would take many seconds."""
+
+ONE_VOXEL = 12**-0.5
+"""Standard deviation, in voxels, of the average over one."""
 
 Box = tuple[Array, Array]
 """First and last index along each axis, (D,) both."""
@@ -98,8 +102,31 @@ def bring(
     f, k = (torch.from_numpy(np.ascontiguousarray(part))[None, None].to(device).float() for part in (values, known))
     if mask is not None and min(image.shape) > 1:  # splines look far, and what a mask leaves out is not to be seen
         f = fill_unknown(f, k, Grid(image.shape, (1.0,) * image.dim))
+    f = average_over_voxels(f, to_index)
     f, k = carry(f, to_index, grid.shape, sharply=True), carry(k.double(), to_index, grid.shape).float()
     return fill_unknown(f, k, grid), k
+
+
+def average_over_voxels(f: Tensor, matrix: Array) -> Tensor:
+    """f (1, C, *S), smoothed as far as voxels of another grid are wider than its own; `matrix` takes indices there to its.
+
+    Its values at single points of a coarser grid would say little of what lies between them.
+    """
+    for axis, row in enumerate(matrix[:-1, :-1]):
+        wide = float(np.linalg.norm(row))  # a voxel there spans so many here, whichever way it is turned
+        if wide > ALIKE:
+            f = _smooth_along(f, axis + 2, ONE_VOXEL * math.sqrt(wide**2 - 1))
+    return f
+
+
+def _smooth_along(f: Tensor, axis: int, std: float) -> Tensor:
+    """By a Gaussian of `std` voxels, the outermost values going on beyond the border."""
+    reach = math.ceil(3 * std)
+    at = torch.arange(-reach, reach + 1, dtype=f.dtype, device=f.device)
+    kernel = torch.exp(-0.5 * (at / std) ** 2)
+    lines = f.movedim(axis, -1)
+    padded = F.pad(lines.reshape(-1, 1, lines.shape[-1]), (reach, reach), mode="replicate")
+    return F.conv1d(padded, (kernel / kernel.sum())[None, None]).view(lines.shape).movedim(-1, axis).contiguous()
 
 
 def carry(f: Tensor, matrix: Array, shape: tuple[int, ...], *, sharply: bool = False) -> Tensor:
@@ -159,18 +186,19 @@ def domain_of(fixed: Image, settings: Settings, moving: Box | None = None) -> Gr
 
     Background is left out where the `moving` image, in indices of the fixed one, shows nothing either.
     """
-    width = math.ceil(settings.metric.window / settings.flow.map_factor)
+    window, factor = settings.metric.window, settings.flow.map_factor
     if settings.unit_cube:
-        return Grid.unit_cube(*domain_box(fixed, width))
-    shape, affine = domain_box(fixed, width, moving if width else None)
+        return Grid.unit_cube(*domain_box(fixed, np.full(fixed.dim, math.ceil(window / factor))))
+    width = np.array([math.ceil(window / share) for share in towards_cubes(voxel_size(fixed.affine), factor)])
+    shape, affine = domain_box(fixed, width, moving if window else None)
     return Grid.of_image(shape, affine, settings.length_mm or content_length(fixed))
 
 
-def domain_box(fixed: Image, width: int, moving: Box | None = None) -> tuple[tuple[int, ...], Array]:
+def domain_box(fixed: Image, width: Array, moving: Box | None = None) -> tuple[tuple[int, ...], Array]:
     """Shape and affine of an orthonormal grid over the fixed image, its own voxels if it can be.
 
-    Voxels are added where fewer than `width` of background lie between what the image shows and its border. Those further
-    than that from what it shows, and from where the `moving` image shows something, are left out.
+    Voxels are added where fewer than `width` (D,) of background lie between what the image shows and its border. Those
+    further than that from what it shows, and from where the `moving` image shows something, are left out.
     """
     first, last = content_box(fixed)
     low, high = (width - first).clip(min=0), (width - (np.array(fixed.shape) - 1 - last)).clip(min=0)

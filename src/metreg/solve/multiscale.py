@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
-from metreg.config import Settings
+from metreg.config import Settings, SolveSettings
 from metreg.energy import Scene
 from metreg.grid import Grid
 from metreg.interpolate import downsample
@@ -21,14 +22,40 @@ class Level:
     """One resolution of the pyramid."""
 
     number: int
+    count: int
+    """Of all levels."""
     scene: Scene
     iterations: int
     local_iterations: int | None
 
 
-def map_grid_of(grid: Grid, factor: float) -> Grid:
-    """The grid of map, momentum and weights for images on `grid`."""
-    return grid.coarsen(factor, at_least=SMALLEST // 2)
+class Plan(NamedTuple):
+    """What the settings say of a level."""
+
+    shrink: float
+    iterations: int
+    local_iterations: int | None
+
+
+def map_grid_of(grid: Grid, factor: float, shrink: float = 1) -> Grid:
+    """The grid of map, momentum and weights for images on `grid`, shrunk to a level of the pyramid."""
+    image, both = grid.shares(1 / shrink), grid.shares(factor / shrink)
+    shares = [b / a for a, b in zip(image, both, strict=True)]
+    return shrunk(grid, shrink).coarsen(shares, at_least=SMALLEST // 2)
+
+
+def shrunk(grid: Grid, shrink: float) -> Grid:
+    """The grid of a level of the pyramid."""
+    return grid if shrink == 1 else grid.coarsen(grid.shares(1 / shrink), at_least=SMALLEST)
+
+
+def plan_levels(solve: SolveSettings, grid: Grid) -> list[Plan]:
+    """The levels of the settings, and before them those that fine images need besides; one level stays one."""
+    local = solve.local_iterations or [None] * len(solve.shrink)
+    plans = [Plan(*level) for level in zip(solve.shrink, solve.iterations, local, strict=True)]
+    while len(plans) > 1 and plans[0].shrink * min(grid.spacing) < solve.coarsest:
+        plans.insert(0, plans[0]._replace(shrink=2 * plans[0].shrink))
+    return plans
 
 
 def levels(
@@ -40,15 +67,14 @@ def levels(
     mask: Tensor | None = None,
 ) -> Iterator[Level]:
     """The pair from coarse to fine. Images are smoothed before they are down-sampled, the mask too."""
-    solve = settings.solve
-    for number, shrink in enumerate(solve.shrink):
-        coarse = grid if shrink == 1 else grid.coarsen(1 / shrink, at_least=SMALLEST)
+    plans = plan_levels(settings.solve, grid)
+    for number, (shrink, iterations, local_iterations) in enumerate(plans):
+        coarse = shrunk(grid, shrink)
         scene = Scene(
             source=downsample(source, coarse),
             target=downsample(target, coarse),
             grid=coarse,
-            map_grid=map_grid_of(coarse, settings.flow.map_factor),
+            map_grid=map_grid_of(grid, settings.flow.map_factor, shrink),
             mask=None if mask is None else downsample(mask, coarse),
         )
-        local = None if solve.local_iterations is None else solve.local_iterations[number]
-        yield Level(number, scene, solve.iterations[number], local)
+        yield Level(number, len(plans), scene, iterations, local_iterations)

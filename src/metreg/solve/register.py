@@ -62,11 +62,12 @@ def register_pair(
         objective = Objective(similarity, settings.flow, settings.solve)
         m = zero_momentum(scene.map_grid, source) if m is None else upsample(m, scene.map_grid)
 
-        def record(iteration: int, terms: dict[str, float], number: int = level.number) -> None:
-            history.append(Record(number, iteration, terms))
-            on_iteration(history[-1])
-
         for local, iterations in _passes(level, weights):
+
+            def record(i: int, terms: dict[str, float], level: Level = level, most: int = iterations) -> None:
+                history.append(Record(level.number, i, terms, level.count, most))
+                on_iteration(history[-1])
+
             metric = make_metric(scene.map_grid, settings.metric, like=source, weights=local, finest=finest)
             m = minimise(objective.of(metric, scene), m, settings.solve, iterations=iterations, on_iteration=record)
 

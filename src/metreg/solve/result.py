@@ -17,6 +17,10 @@ class Record:
     level: int
     iteration: int
     terms: dict[str, float]
+    levels: int
+    """How many there are."""
+    iterations: int
+    """How many there are at this level, at most."""
 
 
 @dataclass(frozen=True)

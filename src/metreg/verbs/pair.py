@@ -83,7 +83,7 @@ def register(
     for path in given:
         if path is not None and path.name in NAMES and path.resolve().parent == out.resolve():
             raise MetregError(f"output: {path} is an input and would be replaced; choose another folder")
-    with show_iterations(quiet, settings.solve.iterations) as on_iteration:
+    with show_iterations(quiet) as on_iteration:
         result = pipeline.register(
             moving,
             fixed,
