@@ -44,10 +44,15 @@ def images(tmp_path: Path) -> Path:
 def test_a_metric_is_learned_from_a_folder_and_used(images: Path, tmp_path: Path) -> None:
     heard: list[dict[str, object]] = []
     files = find_pairs(images, choose="random:4")
-    train_metric(files, tmp_path / "run", short(), device=CPU, licence="mine", on_epoch=heard.append)
+    train_metric(files, tmp_path / "run", short(), device=CPU, licence="mine", credit="me", on_epoch=heard.append)
     assert [(r["stage"], r["epoch"]) for r in heard] == [(1, 1), (2, 1), (2, 2)]
     metric = load_metric(tmp_path / "run" / "metric.safetensors")
-    assert metric.licence == "mine" and metric.summary["pairs"] == 4 and metric.summary["images"] == 3
+    assert (
+        metric.licence == "mine"
+        and metric.summary["credit"] == "me"
+        and metric.summary["pairs"] == 4
+        and metric.summary["images"] == 3
+    )
     assert len(metric.intensity) == 101 and metric.intensity[-1] == pytest.approx(1, abs=0.01)
     assert metric.voxel_mm == pytest.approx((6.2, 6.2, 6.2), rel=0.1)
     names = {path.name for path in (tmp_path / "run").iterdir()}
