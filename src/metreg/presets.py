@@ -37,7 +37,7 @@ BRAIN = {
         "regularity": 4500.0,
         "folding": 1000.0,
         "least_determinant": 0.2,
-        "iterations": [100, 100, 80],
+        "iterations": [60, 60, 100],
         "tolerance": 0.0003,
     },
 }
