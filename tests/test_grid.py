@@ -30,6 +30,7 @@ def test_thick_slices_are_not_taken_farther_apart_before_voxels_are_cubes() -> N
     assert grid.shares(0.5) == (0.5, 0.5, 1.0)
     np.testing.assert_allclose(grid.shares(0.1), (0.1, 0.1, 0.5))
     assert grid.coarsen(grid.shares(0.5)).shape == (50, 60, 20)
+    assert Grid((100, 120, 60), (0.005, 0.005, 0.0100001)).shares(0.5) == (0.5, 0.5, 1.0)
     assert Grid((100, 120), (0.005, 0.0055)).shares(0.4) == (0.4, 0.4)  # as good as cubes
     assert Grid.unit_cube((100, 20)).shares(0.4) == (0.4, 0.4)  # whose axes have units of their own
 

@@ -217,6 +217,17 @@ def test_single_slices_of_3d_files(tmp_path: Path) -> None:
     np.testing.assert_allclose(back.apply(x), result.inverse.apply(x), atol=1e-4)
 
 
+def test_momenta_of_a_pyramid_that_ends_early_give_the_same_transforms_again(
+    pair_files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    changes = {"solve.shrink": [2, 1.5], "solve.iterations": [5, 5]}
+    result = metreg.register(*pair_files, metric="global", changes=changes, device="cpu")
+    result.save(tmp_path / "out")
+    there, _ = metreg.read_momentum(tmp_path / "out" / "momentum.safetensors")
+    x = np.array([[3.0, 7.0, -4.0], [10.0, -12.0, 5.0]])
+    np.testing.assert_allclose(there.apply(x), result.transform.apply(x), atol=1e-4)
+
+
 def test_labels_of_slices_whose_axes_are_turned_move_with_their_image(tmp_path: Path) -> None:
     """Two slices at 44 and 46 degrees: their 2-D worlds are mirrored until they are matched."""
     shape, flat = (50, 55), centred(np.diag([2.0, 2.0]), (50, 55))

@@ -121,12 +121,13 @@ def test_a_stopped_training_goes_on_with_the_same_files_only(images: Path, tmp_p
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_metric(files, run, short(), device=CPU, on_epoch=stop)
+        train_metric(files, run, short(), device=CPU, licence="mine", credit="me", on_epoch=stop)
     with pytest.raises(MetregError, match="exists"):
         train_metric(files, run, short(), device=CPU)
     with pytest.raises(MetregError, match="other pairs"):
         train_metric(find_pairs(images)[2:], run, short(), device=CPU, resume=True)
-    train_metric(files, run, short(), device=CPU, resume=True)
+    gone_on = train_metric(files, run, short(), device=CPU, resume=True)
+    assert gone_on.licence == "mine" and gone_on.summary["credit"] == "me"
     train_metric(files, tmp_path / "whole", short(), device=CPU)
     found = [load_metric(folder / "metric.safetensors").model.state_dict() for folder in (run, tmp_path / "whole")]
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

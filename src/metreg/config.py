@@ -48,7 +48,7 @@ class MetricSettings(_Settings):
     realisation: Literal["separable", "fourier"] = "separable"
     """`separable`: nothing wraps round, for real images. `fourier`: periodic, the paper's."""
     window: Annotated[int, Field(ge=0, le=50)] = 3
-    """Width in map voxels of the border in which the velocity falls to zero; 0 for none."""
+    """Width, in voxels of the map at the last level, of the border in which the velocity falls to zero; 0 for none."""
 
     @model_validator(mode="after")
     def _fits(self) -> MetricSettings:
@@ -105,7 +105,7 @@ class FlowSettings(_Settings):
     steps: Count = 10
     """Least number of RK4 steps (or squarings); more are taken where stability asks for them."""
     map_factor: Annotated[float, Field(ge=0.05, le=1)] = 0.5
-    """Resolution of map, momentum and weights relative to the images."""
+    """Resolution of map, momentum and weights relative to the images; along axes with larger voxels it may be higher."""
 
     @model_validator(mode="after")
     def _few_squarings(self) -> FlowSettings:
@@ -153,7 +153,8 @@ class SolveSettings(_Settings):
     least_determinant: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Where that price begins."""
     shrink: tuple[Positive, ...] = Field(default=(4, 2, 1), min_length=1)
-    """Image resolution of each level of the pyramid, coarse to fine: 4 is a quarter of the points per axis."""
+    """Image resolution of each level of the pyramid, coarse to fine: 4 is a quarter of the points per axis,
+    but not along axes whose voxels are larger already than the others become."""
     coarsest: NotNegative = 0.014
     """Voxels of the first level have at least this size, in reference lengths: before it fine images get more levels, each
     shrunk twice as much and with as many iterations. A pyramid of one level stays as it is; 0: so does every one."""

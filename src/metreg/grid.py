@@ -137,7 +137,7 @@ def towards_cubes(size: Iterable[float], factor: float) -> tuple[float, ...]:
     So slices that are far apart are not taken still farther apart before the voxels in them are as large.
     """
     sides = list(size)
-    ratios = [h / min(sides) for h in sides]
+    ratios = [round(h / min(sides), 3) for h in sides]  # headers have few digits
     return tuple(min(1.0, factor * (ratio if ratio > ALIKE else 1.0)) for ratio in ratios)
 
 

@@ -68,7 +68,7 @@ def train_metric(
     *,
     device: torch.device,
     template: Path | None = None,
-    licence: str = "not stated",
+    licence: str | None = None,
     credit: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -77,11 +77,12 @@ def train_metric(
 ) -> MetricFile:
     """Learn a metric from pairs of files into the folder `run`: metric.safetensors, and all that `resume` needs.
 
-    All images are aligned linearly to the template, the first fixed image if none is given.
+    All images are aligned linearly to the template, the first fixed image if none is given. A run that goes on keeps the
+    licence and the credit with which it was begun, where nothing else is said.
     """
     torch.set_flush_denormal(True)
     template = template or files[0].fixed
-    _open_run(run, files, template, resume=resume, overwrite=overwrite)
+    said = _open_run(run, files, template, {"licence": licence, "credit": credit}, resume=resume, overwrite=overwrite)
     prepared = prepare(files, template, settings, device=device, tell=tell)
     grid = prepared.pairs.grid
     settings = changed(settings, {"length_mm": grid.length_mm})
@@ -113,9 +114,9 @@ def train_metric(
             "seconds": round(sum(record["seconds"] for record in progress.history), 1),
             "seed": settings.seed,
             "versions": {name: version_of(name) for name in ("metreg", "torch")},
-            **({} if credit is None else {"credit": credit}),
+            **({} if said["credit"] is None else {"credit": said["credit"]}),
         },
-        licence=licence,
+        licence=said["licence"] or "not stated",
         used=used_of(settings),
         template=mean_image if len(prepared.pairs.images) >= ANONYMOUS else None,
         template_mm=mean_grid.voxel_mm,
@@ -178,25 +179,30 @@ def _read(path: Path, mask: Path | None, template: Image, settings: Settings) ->
     return image, inside
 
 
-def _open_run(run: Path, files: list[PairFiles], template: Path, *, resume: bool, overwrite: bool) -> None:
-    """The folder of a new run, or that of the one that is to go on, which must be of the same files."""
-    given = json.dumps(
-        {
-            "template": str(template.resolve()),
-            "pairs": [[str(p.resolve()) for p in asdict(f).values() if isinstance(p, Path)] for f in files],
-        }
-    )
+def _open_run(
+    run: Path, files: list[PairFiles], template: Path, said: dict[str, str | None], *, resume: bool, overwrite: bool
+) -> dict[str, str | None]:
+    """The folder of a new run, or that of the one that is to go on, which must be of the same files. What is `said` of it
+    is kept there; where that is nothing, what was said before is given back.
+    """
+    given = {
+        "template": str(template.resolve()),
+        "pairs": [[str(p.resolve()) for p in asdict(f).values() if isinstance(p, Path)] for f in files],
+    }
     record = run / "pairs.json"
     if resume and run.exists():
         if not record.is_file():
             raise MetregError(f"--resume: no training was begun in {run}; leave it out to begin one")
-        if record.read_text(encoding="utf-8") != given:
+        before = json.loads(record.read_text(encoding="utf-8"))
+        if {name: before.get(name) for name in given} != given:
             raise MetregError(f"--resume: the training in {run} has other pairs; use those, or a new folder")
-        return
-    check_output(run, overwrite=overwrite)
-    clear_folder(run, NAMES)
-    run.mkdir(parents=True, exist_ok=True)
-    record.write_text(given, encoding="utf-8")
+        said = {name: before.get(name) if text is None else text for name, text in said.items()}
+    else:
+        check_output(run, overwrite=overwrite)
+        clear_folder(run, NAMES)
+        run.mkdir(parents=True, exist_ok=True)
+    write_whole(record, json.dumps({**given, **said}))
+    return said
 
 
 class _TensorBoard:

@@ -117,7 +117,7 @@ def taking_turns(**more: object) -> Settings:
         "train.epochs": [1, 4],
         "train.batch": 2,
         "train.steps": 3,
-        "train.network_rate": 0.05,
+        "train.network_rate": 0.02,
         "learned.transport": 1.0,
         **more,
     }
@@ -197,6 +197,8 @@ def test_momenta_are_read_and_written_pair_by_pair(tmp_path: Path) -> None:
         assert m[:, 0, 0, 0].tolist() == [3, 2] and buffer.unique().tolist() == [1]
         again.reset_buffers()
         assert again.take(torch.tensor([3]))[1].abs().max() == 0
+        with pytest.raises(MetregError, match="begin the training anew"):
+            Momenta(folder, 4, (2, 3, 4), home=home, device=CPU).load(generation)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("what", ["network", "momenta"])

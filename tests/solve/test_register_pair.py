@@ -110,8 +110,10 @@ def test_fine_images_get_more_levels() -> None:
         return [plan.shrink for plan in plan_levels(solve, Grid((300, 300), (h, h)))]
 
     assert shrinks(0.005) == [4, 2, 1]  # 1 mm of 200
+    assert shrinks(0.7 / 200) == [4, 2, 1] == shrinks(0.70001 / 200)
     assert shrinks(0.0025) == [8, 4, 2, 1]
-    assert [plan.iterations for plan in plan_levels(solve, Grid((9, 9), (0.001, 0.001)))] == [30, 30, 30, 20, 10]
+    assert [plan.shrink for plan in plan_levels(solve, Grid((60, 60), (0.0025, 0.0025)))] == [4, 2, 1]  # 16 points anyway
+    assert [plan.iterations for plan in plan_levels(solve, Grid((300, 300), (0.001, 0.001)))] == [30, 30, 30, 20, 10]
     assert len(plan_levels(make_settings("paper2d").solve, Grid((9, 9), (0.001, 0.001)))) == 1
 
 

@@ -122,11 +122,13 @@ def average_over_voxels(f: Tensor, matrix: Array) -> Tensor:
 def _smooth_along(f: Tensor, axis: int, std: float) -> Tensor:
     """By a Gaussian of `std` voxels, the outermost values going on beyond the border."""
     reach = math.ceil(3 * std)
-    at = torch.arange(-reach, reach + 1, dtype=f.dtype, device=f.device)
-    kernel = torch.exp(-0.5 * (at / std) ** 2)
-    lines = f.movedim(axis, -1)
-    padded = F.pad(lines.reshape(-1, 1, lines.shape[-1]), (reach, reach), mode="replicate")
-    return F.conv1d(padded, (kernel / kernel.sum())[None, None]).view(lines.shape).movedim(-1, axis).contiguous()
+    shares = [math.exp(-0.5 * (step / std) ** 2) for step in range(-reach, reach + 1)]
+    beyond = [0] * (2 * (f.dim() - 2))
+    beyond[2 * (f.dim() - 1 - axis)] = beyond[2 * (f.dim() - 1 - axis) + 1] = reach  # F.pad begins with the last axis
+    padded, smooth = F.pad(f, beyond, mode="replicate"), torch.zeros_like(f)
+    for first, share in enumerate(shares):
+        smooth.add_(padded.narrow(axis, first, f.shape[axis]), alpha=share / sum(shares))
+    return smooth
 
 
 def carry(f: Tensor, matrix: Array, shape: tuple[int, ...], *, sharply: bool = False) -> Tensor:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metreg.checks import MetregError
+
 Home = Literal["device", "host", "disk"]
 
 
@@ -92,7 +94,10 @@ class Momenta:
     def _open(self, generation: int) -> np.memmap:
         path = self.folder / f"momenta-{generation}.npy"
         if path.exists():
-            return np.load(path, mmap_mode="r+", allow_pickle=False)
+            found: np.memmap = np.load(path, mmap_mode="r+", allow_pickle=False)
+            if found.shape != self.shape:
+                raise MetregError(f"momenta: wanted {self.shape}, got {found.shape}: {path}; begin the training anew")
+            return found
         return np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=self.shape)
 
 

@@ -50,11 +50,17 @@ def shrunk(grid: Grid, shrink: float) -> Grid:
 
 
 def plan_levels(solve: SolveSettings, grid: Grid) -> list[Plan]:
-    """The levels of the settings, and before them those that fine images need besides; one level stays one."""
+    """The levels of the settings, and before them those that fine images need besides; one level stays one.
+
+    None is added that would be no smaller than the next.
+    """
     local = solve.local_iterations or [None] * len(solve.shrink)
     plans = [Plan(*level) for level in zip(solve.shrink, solve.iterations, local, strict=True)]
-    while len(plans) > 1 and plans[0].shrink * min(grid.spacing) < solve.coarsest:
-        plans.insert(0, plans[0]._replace(shrink=2 * plans[0].shrink))
+    while len(plans) > 1 and plans[0].shrink * min(grid.spacing) < 0.999 * solve.coarsest:  # headers have few digits
+        coarser = plans[0]._replace(shrink=2 * plans[0].shrink)
+        if shrunk(grid, coarser.shrink).shape == shrunk(grid, plans[0].shrink).shape:
+            break
+        plans.insert(0, coarser)
     return plans
 
 

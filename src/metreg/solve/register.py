@@ -53,7 +53,7 @@ def register_pair(
     if mask is not None:
         check_field("mask", mask, grid, channels=1)
     history: list[Record] = []
-    finest = map_grid_of(grid, settings.flow.map_factor)
+    finest = map_grid_of(grid, settings.flow.map_factor, settings.solve.shrink[-1])
     m = start
 
     for level in levels(source, target, grid, settings, mask=mask):

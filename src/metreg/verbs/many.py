@@ -39,7 +39,9 @@ def train(
     ] = None,
     preset: Preset = None,
     affine: Affine = None,
-    licence: Annotated[str, typer.Option(help="What the metric file says of its licence.")] = "not stated",
+    licence: Annotated[
+        str | None, typer.Option(help="What the metric file says of its licence.", show_default="not stated")
+    ] = None,
     credit: Annotated[str | None, typer.Option(help="To whom the images are owed, for the metric file.")] = None,
     resume: Resume = False,
     config: Config = None,
