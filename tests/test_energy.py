@@ -19,11 +19,13 @@ def smooth_image(grid: Grid, shift: float) -> Tensor:
 
 @pytest.mark.parametrize("integrator", ["rk4", "squaring"])
 @pytest.mark.parametrize("similarity", ["ssd", "ncc", "lncc", "mi"])
-@pytest.mark.parametrize("kind", ["global", "local"])
-def test_the_gradient_of_the_whole_energy_passes_the_taylor_test(kind: str, similarity: str, integrator: str) -> None:
+@pytest.mark.parametrize(("kind", "both_ways"), [("global", False), ("local", False), ("local", True)])
+def test_the_gradient_of_the_whole_energy_passes_the_taylor_test(
+    kind: str, both_ways: bool, similarity: str, integrator: str
+) -> None:
     grid = Grid.unit_cube((17, 16))
     map_grid = grid.coarsen(0.5)
-    scene = Scene(smooth_image(grid, 0.0), smooth_image(grid, 0.05), grid, map_grid)
+    scene = Scene(smooth_image(grid, 0.0), smooth_image(grid, 0.05), grid, map_grid, both_ways=both_ways)
     weights = torch.softmax(random_field(1, 4, *grid.shape), dim=1) if kind == "local" else None
     metric = make_metric(map_grid, MetricSettings(), like=scene.source, weights=weights)
     settings = SimilaritySettings.model_validate({"name": similarity, "window": 5})
@@ -47,3 +49,22 @@ def test_terms_add_up_and_are_one_value_a_pair() -> None:
     assert terms.total().shape == (3,)
     expected = 2 * (m * metric.sharp(m)).flatten(1).sum(1) * grid.cell_volume * 1e-4
     torch.testing.assert_close(terms.regularity, expected)
+
+
+@pytest.mark.parametrize("similarity", ["ssd", "ncc", "lncc", "mi"])
+def test_both_ways_it_is_the_same_energy_with_the_images_exchanged_and_the_flow_reversed(similarity: str) -> None:
+    grid = Grid.unit_cube((17, 16))
+    images = smooth_image(grid, 0.0), smooth_image(grid, 0.05)
+    metric = make_metric(grid, MetricSettings(), like=images[0])
+    settings = SimilaritySettings.model_validate({"name": similarity, "window": 5})
+    energy = Objective(Similarity(settings), FlowSettings(), SolveSettings(folding=0.0))
+    m = 0.5 * random_field(1, 2, *grid.shape)
+
+    def similarity_of(source: Tensor, target: Tensor, m: Tensor, *, both_ways: bool) -> Tensor:
+        return energy(m, metric, Scene(source, target, grid, grid, both_ways=both_ways)).similarity
+
+    there = similarity_of(*images, m, both_ways=True)
+    torch.testing.assert_close(there, similarity_of(*images[::-1], -m, both_ways=True))
+    one, other = similarity_of(*images, m, both_ways=False), similarity_of(*images[::-1], -m, both_ways=False)
+    assert not torch.isclose(one, other)
+    torch.testing.assert_close(there, (one + other) / 2)

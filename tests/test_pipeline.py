@@ -25,7 +25,7 @@ from metreg.data.pair import Pair
 from metreg.data.transforms import Transform
 from metreg.grid import Grid
 from metreg.metric.learned import LearnedMetric
-from metreg.metric.store import MetricFile, save_metric
+from metreg.metric.store import MetricFile, save_metric, used_of
 from metreg.pipeline import predict_weights
 
 QUICK = {"solve.iterations": [20, 10, 4]}
@@ -172,7 +172,7 @@ def test_a_learned_metric_has_its_own_gaussians() -> None:
 def test_the_shipped_metric_tells_its_licence() -> None:
     metric = open_metric("brain-t1")
     assert metric is not None and metric.model.dim == 3 and "NonCommercial" in metric.licence
-    assert metric.used["preset"] == "brain" and metric.used["similarity"]["name"] == "lncc"
+    assert metric.used == used_of(metreg.make_settings("brain"))
     told = metadata("metreg")
     assert told["License-Expression"] == "Apache-2.0 AND LicenseRef-brain-t1-NonCommercial"
     assert any("brain-t1" in name for name in told.get_all("License-File", []))

@@ -155,15 +155,22 @@ class SolveSettings(_Settings):
     shrink: tuple[Positive, ...] = Field(default=(4, 2, 1), min_length=1)
     """Image resolution of each level of the pyramid, coarse to fine: 4 is a quarter of the points per axis,
     but not along axes whose voxels are larger already than the others become."""
-    coarsest: NotNegative = 0.014
+    coarsest: NotNegative = 0.03
     """Voxels of the first level have at least this size, in reference lengths: before it fine images get more levels, each
     shrunk twice as much and with as many iterations. A pyramid of one level stays as it is; 0: so does every one."""
+    both_ways: Literal["never", "coarse", "always"] = "coarse"
+    """Whether the fixed image, carried by the inverse map, is compared with the moving one too. `coarse`: at all levels but
+    the last, where it costs little and leads the search to better minima."""
     iterations: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(60, 60, 20), min_length=1)
     """Most iterations of each level."""
     local_iterations: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """With a local metric: iterations of a second pass, after one with the global metric. None: the local one at once."""
     tolerance: NotNegative = 1e-3
     """A level ends when the last ten iterations lowered the energy by less than this fraction of it; 0: never."""
+
+    def compares_both_ways(self, *, last: bool) -> bool:
+        """Whether it does so at a level, the last one or another."""
+        return self.both_ways == "always" or (self.both_ways == "coarse" and not last)
 
     @model_validator(mode="after")
     def _levels(self) -> SolveSettings:

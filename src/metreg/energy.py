@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -45,15 +46,25 @@ class Scene:
     map_grid: Grid
     mask: Tensor | None = None
     """Where the images are compared (B, 1, *S), as weights in [0, 1]; it does not move, or the map could push it away."""
+    both_ways: bool = False
+    """Whether I1 o phi is compared with I0 too."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """E = Sim(I0 o phi_inv, I1) + lambda <m, v> + what weights and folds cost,  v = K m,  phi_inv the flow of v."""
+    """E = Sim(I0 o phi_inv, I1) + lambda <m, v> + what weights and folds cost,  v = K m,  phi_inv the flow of v.
+
+    Both ways, Sim is the mean of that and Sim(I1 o phi, I0), phi the flow of -v.
+    """
 
     similarity: Similarity
     flow: FlowSettings
     solve: SolveSettings
+
+    @cached_property
+    def backwards(self) -> Similarity:
+        """For the way back: a similarity remembers what it compares with."""
+        return Similarity(self.similarity.settings)
 
     def __call__(self, m: Tensor, metric: Metric, scene: Scene, penalties: Penalties | None = None) -> Energy:
         """The energy of momenta m (B, D, *S), by term."""
@@ -71,9 +82,15 @@ class Objective:
 
     def carried(self, v: Tensor, scene: Scene, steps: int | None = None) -> tuple[Tensor, Tensor]:
         """What the flow of v (B, D, *S) makes of the pairs: their dissimilarity, and what folds cost."""
-        grid, settings = scene.map_grid, self.flow
-        phi_inv = flow(v, grid, integrator=settings.integrator, steps=steps or settings.steps, adapt=steps is None)
+        grid = scene.map_grid
+        flow_of = partial(
+            flow, grid=grid, integrator=self.flow.integrator, steps=steps or self.flow.steps, adapt=steps is None
+        )
+        phi_inv = flow_of(v)
         similarity = self.similarity.of_map(scene.source, phi_inv, scene.target, scene.grid, scene.mask)
+        if scene.both_ways:
+            back = self.backwards.of_map(scene.target, flow_of(-v), scene.source, scene.grid, scene.mask)
+            similarity = (similarity + back) / 2
         if not self.solve.folding:
             return similarity, nothing(grid, v)
         return similarity, self.solve.folding * folding(phi_inv, grid, self.solve.least_determinant)

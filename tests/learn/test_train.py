@@ -61,6 +61,16 @@ def test_training_lowers_the_energy_and_leaves_a_log(tmp_path: Path) -> None:
     assert progress.best_energy == min(r["total"] for r in heard if r["stage"] == 2)
 
 
+def test_always_both_ways_learning_compares_so_too(tmp_path: Path) -> None:
+    totals = []
+    for both_ways in ("coarse", "always"):  # there is one level, which is the last
+        settings = short(**{"solve.both_ways": both_ways, "train.epochs": [1, 0]})
+        (tmp_path / both_ways).mkdir()
+        _, progress = train(some_pairs(), settings, tmp_path / both_ways, device=CPU)
+        totals.append(progress.history[0]["similarity"])
+    assert totals[0] != totals[1] and totals[0] == pytest.approx(totals[1], rel=0.3)
+
+
 def test_the_three_homes_give_the_same_result(tmp_path: Path) -> None:
     found = []
     for home in ("device", "host", "disk"):

@@ -109,11 +109,11 @@ def test_fine_images_get_more_levels() -> None:
     def shrinks(h: float) -> list[float]:
         return [plan.shrink for plan in plan_levels(solve, Grid((300, 300), (h, h)))]
 
-    assert shrinks(0.005) == [4, 2, 1]  # 1 mm of 200
-    assert shrinks(0.7 / 200) == [4, 2, 1] == shrinks(0.70001 / 200)
-    assert shrinks(0.0025) == [8, 4, 2, 1]
-    assert [plan.shrink for plan in plan_levels(solve, Grid((60, 60), (0.0025, 0.0025)))] == [4, 2, 1]  # 16 points anyway
-    assert [plan.iterations for plan in plan_levels(solve, Grid((300, 300), (0.001, 0.001)))] == [30, 30, 30, 20, 10]
+    assert shrinks(0.01) == [4, 2, 1]  # 2 mm of 200
+    assert shrinks(1.5 / 200) == [4, 2, 1] == shrinks(1.50001 / 200)
+    assert shrinks(0.005) == [8, 4, 2, 1]
+    assert [plan.shrink for plan in plan_levels(solve, Grid((60, 60), (0.005, 0.005)))] == [4, 2, 1]  # 16 points anyway
+    assert [plan.iterations for plan in plan_levels(solve, Grid((300, 300), (0.0025, 0.0025)))] == [30, 30, 30, 20, 10]
     assert len(plan_levels(make_settings("paper2d").solve, Grid((9, 9), (0.001, 0.001)))) == 1
 
 
@@ -142,6 +142,22 @@ def test_the_pyramid_has_the_levels_that_were_asked_for(rings: RingPair) -> None
         (1, 2),
         (2, 1),
     ]
+
+
+@pytest.mark.parametrize(
+    ("both_ways", "wanted"), [("never", [False] * 3), ("coarse", [True, True, False]), ("always", [True] * 3)]
+)
+def test_levels_at_which_images_are_compared_both_ways(rings: RingPair, both_ways: str, wanted: list[bool]) -> None:
+    settings = make_settings(changes={"solve.both_ways": both_ways})
+    found = [level.scene.both_ways for level in levels(rings.source, rings.target, rings.grid, settings)]
+    assert found == wanted
+
+
+def test_always_both_ways_the_images_may_be_exchanged(rings: RingPair) -> None:
+    settings = make_settings(changes={"solve.both_ways": "always", "solve.iterations": [8, 6, 4], "solve.folding": 0})
+    there = register_pair(rings.source, rings.target, rings.grid, settings)
+    back = register_pair(rings.target, rings.source, rings.grid, settings)
+    assert (there.m + back.m).norm() < 0.02 * there.m.norm()
 
 
 def test_the_stop_rule() -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,7 @@ class _Training:
         """The tensors on which batches of one size are worked."""
         if (stage, size) not in self.work:
             scene = self.pairs.scene(torch.zeros(size, dtype=torch.long), self.map_grid, self.device)
+            scene = replace(scene, both_ways=self.settings.solve.compares_both_ways(last=True))
             self.work[stage, size] = Work(self.common, scene, local=stage == LOCAL)
         return self.work[stage, size]
 

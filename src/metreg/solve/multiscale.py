@@ -82,5 +82,6 @@ def levels(
             grid=coarse,
             map_grid=map_grid_of(grid, settings.flow.map_factor, shrink),
             mask=None if mask is None else downsample(mask, coarse),
+            both_ways=settings.solve.compares_both_ways(last=number == len(plans) - 1),
         )
         yield Level(number, len(plans), scene, iterations, local_iterations)
