@@ -24,7 +24,14 @@ NAMES = {f"person-{i}_slice": f"person-{i}_manual_labels_slice" for i in (1, 2, 
 PLAN = Plan(training_pairs=3, test_pairs=2, epochs=(1, 1), iterations=2)
 
 
-def run(data: Path, out: Path, monkeypatch: pytest.MonkeyPatch, resume: bool = False, **more: object) -> dict[str, object]:
+def run(
+    data: Path,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    resume: bool = False,
+    pairs: int | None = None,
+    **more: object,
+) -> dict[str, object]:
     monkeypatch.setattr(slices2d, "QUICK", PLAN)
     leave_out_pages(monkeypatch)
     settings = make_settings("paper2d", changes={**TINY, **more})
@@ -35,6 +42,7 @@ def run(data: Path, out: Path, monkeypatch: pytest.MonkeyPatch, resume: bool = F
         quick=True,
         device=torch.device("cpu"),
         resume=resume,
+        pairs=pairs,
         label_names=data / "names.csv" if (data / "names.csv").is_file() else None,
     )
 
@@ -100,11 +108,12 @@ def test_volumes_are_cut_where_their_middle_is_whatever_their_axes(tmp_path: Pat
     np.testing.assert_allclose(again.get_fdata(), nib.as_closest_canonical(cut).get_fdata(), rtol=1e-6)
 
 
-def test_slices_of_volumes_without_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_of_volumes_without_labels_and_fewer_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "data"
     write_people(data, None, {f"{i}": "" for i in range(4)}, (20, 22, 12), 4.0)
     monkeypatch.setattr(slices2d, "PENALTIES", (50,))
-    summary = run(data, tmp_path / "out", monkeypatch)
+    summary = run(data, tmp_path / "out", monkeypatch, pairs=2)
+    assert summary["pairs"] == {part: {"training": 2, "test": 2} for part in ("insample", "heldout")}
     assert len(list((tmp_path / "out" / "slices" / "img").iterdir())) == 4
     assert summary["overlap"]["heldout"]["omt50"] is None  # type: ignore[index]
     assert not any("beats" in claim or "ventricles" in claim for claim in summary["claims"])  # type: ignore[attr-defined]

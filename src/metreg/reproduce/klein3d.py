@@ -110,6 +110,7 @@ def reproduce(
     resume: bool,
     subjects: Path | None = None,
     label_names: Path | None = None,
+    pairs: int | None = None,
     jobs: int = 1,
     results: Path | None = None,
     tell: Tell = lambda line: None,
@@ -119,7 +120,7 @@ def reproduce(
     `results` is a folder of what other methods reached pair by pair, by default the data's klein2009 where it is there.
     """
     torch.set_flush_denormal(True)
-    plan = QUICK if quick else FULL
+    plan = (QUICK if quick else FULL).at_most(pairs)
     settings, data = plan.settings_of(settings), data.resolve()
     todo = protocol(data, plan, settings.seed, subjects)
     if results is not None and not todo.klein:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,10 @@ class Plan:
     """Most of each stage."""
     iterations: int | None = None
     """Most at a level of a pass."""
+
+    def at_most(self, pairs: int | None) -> Plan:
+        """The same, but learning from no more pairs than these."""
+        return self if pairs is None else replace(self, training_pairs=min(pairs, self.training_pairs))
 
     def settings_of(self, settings: Settings) -> Settings:
         """The settings, shortened to this plan."""

@@ -48,12 +48,13 @@ def reproduce(
     resume: bool,
     subjects: Path | None = None,
     label_names: Path | None = None,
+    pairs: int | None = None,
     jobs: int = 1,
     tell: Tell = lambda line: None,
 ) -> dict[str, Any]:
     """The whole experiment into the folder `out`. Every part that is done is a file there, and is not done again."""
     torch.set_flush_denormal(True)
-    plan = QUICK if quick else FULL
+    plan = (QUICK if quick else FULL).at_most(pairs)
     settings = plan.settings_of(settings)
     scans = read_scans(data.resolve(), subjects)
     people = {part: {scan.subject for scan in scans if scan.part == part} for part in (TRAIN, TEST)}
@@ -64,11 +65,11 @@ def reproduce(
     slices = axial_slices(scans, out / "slices")
     work = Work(out, settings, device, label_names, jobs, tell)
 
-    pairs = {part: scan_pairs([scan for scan in slices if scan.part == part]) for part in (TRAIN, TEST)}
+    among = {part: scan_pairs([scan for scan in slices if scan.part == part]) for part in (TRAIN, TEST)}
     seed = settings.seed
     every = pick(scan_pairs(slices), plan.training_pairs, seed)
-    held = pairs[TEST] if plan.test_pairs is None else pick(pairs[TEST], plan.test_pairs, seed)
-    parts = {INSAMPLE: (every, every), HELDOUT: (pick(pairs[TRAIN], plan.training_pairs, seed), held)}
+    held = among[TEST] if plan.test_pairs is None else pick(among[TEST], plan.test_pairs, seed)
+    parts = {INSAMPLE: (every, every), HELDOUT: (pick(among[TRAIN], plan.training_pairs, seed), held)}
     ventricles = _ventricles(slices, label_names)
     rows, found, metrics = {}, {}, {}
     for part, (training, test) in parts.items():

@@ -30,6 +30,10 @@ def reproduce(
         typer.Option(help="Settings to begin with.", show_default="the paper's; for klein3d with other data, default"),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A reduced run, for two CPU cores.")] = False,
+    pairs: Annotated[
+        int | None,
+        typer.Option(min=2, help="Most pairs to learn from (slices2d, klein3d).", show_default="300 slices, 150 of a set"),
+    ] = None,
     resume: Resume = False,
     config: Config = None,
     changes: Changes = None,
@@ -56,7 +60,7 @@ def reproduce(
     if experiment != "synthetic2d" and data is None:
         raise MetregError(f"--data: wanted for {experiment}, a folder of images; see metreg reproduce --help")
     given: dict[str, object] = {"--data": data, "--subjects": subjects, "--label-names": label_names}
-    given |= {"--published": published, "--jobs": None if jobs == 1 else jobs}
+    given |= {"--published": published, "--jobs": None if jobs == 1 else jobs, "--pairs": pairs}
     for name, value in given.items():
         if value is not None and (experiment == "synthetic2d" or (name == "--published" and experiment == "slices2d")):
             raise MetregError(f"{name}: {experiment} has no use for it; leave it out")
@@ -79,7 +83,7 @@ def reproduce(
         clear_folder(out, {"synthetic2d": RINGS_NAMES, "slices2d": SLICES_NAMES, "klein3d": KLEIN_NAMES}[experiment])
     with show_steps(quiet, f"reproducing {experiment}") as tell:
         how: dict[str, Any] = {"quick": quick, "device": on_device, "resume": resume, "tell": tell}
-        about: dict[str, Any] = {"subjects": subjects, "label_names": label_names, "jobs": jobs}
+        about: dict[str, Any] = {"subjects": subjects, "label_names": label_names, "pairs": pairs, "jobs": jobs}
         if data is None:
             summary = run_rings(out, settings, **how)
         elif experiment == "slices2d":
