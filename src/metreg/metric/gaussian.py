@@ -100,7 +100,10 @@ class SeparableGaussians:
 
     def local(self, f: Tensor, w: Tensor) -> Tensor:
         roots = w.sqrt().unsqueeze(2).unbind(1)  # (B, 1, *S) each: the same for every component of f
-        return reduce(torch.add, (root * self._one(i, root * f) for i, root in enumerate(roots)))
+        total = roots[0] * self._one(0, roots[0] * f)
+        for i, root in enumerate(roots[1:], start=1):
+            total = torch.addcmul(total, root, self._one(i, root * f))
+        return total
 
     @cached_property
     def factors(self) -> list[list[Tensor] | None]:

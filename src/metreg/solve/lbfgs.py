@@ -10,7 +10,6 @@ import math
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from metreg.energy import Energy, Slope
@@ -19,8 +18,8 @@ from metreg.flow.stationary import reach
 from metreg.grid import Grid
 from metreg.solve.timesteps import TimeSteps
 
-MEMORY = 10
-"""Steps that are remembered."""
+MEMORY = 5
+"""Steps that are remembered. Twice as many do not lead down faster, and have to be read in every iteration."""
 CHUNKS = {"cpu": 64, "cuda": 1024}
 """Parts in which long sums are done, matrix products that all cores have a share in."""
 DECREASE = 1e-4
@@ -54,10 +53,13 @@ class Lbfgs:
         self.refused, self.count = (torch.zeros(len(m), dtype=torch.long, device=m.device) for _ in range(2))
         self.pairs = torch.arange(len(m), device=m.device)
         self.chunks = CHUNKS[m.device.type]
-        points = math.ceil(m[0].numel() / self.chunks) * self.chunks
+        size = m[0].numel()
+        points = math.ceil(size / self.chunks) * self.chunks
         slots = MEMORY + 1  # the last one is for steps that are not to be remembered
         self.memory = m.new_zeros(len(m), 2, slots, points)  # steps s, and by how much they changed the ascent, y
+        self.newest = m.new_zeros(len(m), 2, points)  # s and y of the newest step
         self.fresh = m.new_zeros(len(m), 3, points)  # K s, K y of the newest step, and the gradient
+        self.new, self.dual = (f[..., :size].unflatten(2, m.shape[1:]).unbind(1) for f in (self.newest, self.fresh))
         self.sy, self.yy = (torch.zeros(len(m), slots, slots, **number) for _ in range(2))
 
     @torch.no_grad()
@@ -89,7 +91,7 @@ class Lbfgs:
             (self.trial, found.v, found.ascent, found.gradient),
             strict=True,
         ):
-            mine.copy_(torch.where(self._each(good), new, mine))
+            torch.where(self._each(good), new, mine, out=mine)
         self.refused.copy_(torch.where(good, 0, self.refused + 1))
         self.count.mul_(self.refused < PATIENCE)
         self.length.copy_(torch.where(good | (self.refused == PATIENCE), math.inf, shorter))
@@ -103,15 +105,18 @@ class Lbfgs:
 
     def _remember(self, good: Tensor, v: Tensor, ascent: Tensor, gradient: Tensor) -> None:
         """The step that was taken, and its products with all steps before it."""
-        new = torch.stack([self.trial - self.m, ascent - self.ascent], dim=1).flatten(2)
-        dual = torch.stack([v - self.v, gradient - self.gradient, gradient], dim=1).flatten(2)
-        curvature = (new[:, 0] * dual[:, 1]).sum(1, dtype=torch.float64)
+        (step, change), (k_step, k_change, now) = self.new, self.dual
+        torch.sub(self.trial, self.m, out=step)
+        torch.sub(ascent, self.ascent, out=change)
+        torch.sub(v, self.v, out=k_step)
+        torch.sub(gradient, self.gradient, out=k_change)
+        torch.where(self._each(good), gradient, self.gradient, out=now)
+        curvature = (step * k_change).flatten(1).sum(1, dtype=torch.float64)
         keep = good & self.energy.isfinite() & (curvature > 0)
         slot = torch.where(keep, self.count % MEMORY, MEMORY)
-        room = self.memory.shape[-1] - new.shape[-1]
-        self.memory[self.pairs, :, slot] = F.pad(torch.where(keep[:, None, None], new, 0), (0, room))
-        self.fresh.copy_(F.pad(torch.where(keep[:, None, None], dual, 0), (0, room)))
-        self.fresh[:, 2, : new.shape[-1]] = torch.where(good[:, None], gradient.flatten(1), self.gradient.flatten(1))
+        for f in (step, change, k_step, k_change):
+            f.masked_fill_(self._each(~keep), 0)
+        self.memory[self.pairs, :, slot] = self.newest
         self.products = self._products()
         by_s, by_y = self.products[:, 0], self.products[:, 1]  # (B, slots, 3)
         self.sy[self.pairs, :, slot] = by_s[..., 1]
@@ -134,11 +139,11 @@ class Lbfgs:
         size = self.m[0].numel()
         coefficients = torch.stack([by_s, by_y], dim=1).flatten(1).to(self.m.dtype)
         remembered = (coefficients[:, None] @ self.memory.flatten(1, 2))[:, 0, :size].view_as(self.m)
-        direction = -self._each(scale).to(self.m.dtype) * self.ascent - remembered
+        direction = torch.addcmul(remembered, self._each(scale).to(self.m.dtype), self.ascent).neg_()
         self.slope.copy_((direction * self.gradient).flatten(1).sum(1, dtype=torch.float64))
         first = FIRST_MOVE / speed(self.gradient, self.problem.map_grid).double().clamp(min=1e-30)
         self.length.copy_(torch.where(self.length.isfinite(), self.length, torch.where(none, first, 1.0)))
-        self.trial.copy_(self.m + self._each(self.length).to(self.m.dtype) * direction)
+        torch.addcmul(self.m, self._each(self.length).to(self.m.dtype), direction, out=self.trial)
 
     def _coefficients(self) -> tuple[Tensor, Tensor, Tensor]:
         """H = scale + what the remembered steps s and changes y (B, slots) add."""
