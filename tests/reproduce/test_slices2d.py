@@ -161,6 +161,7 @@ def test_labels_and_subjects_are_found(slices: Path) -> None:
         ("slices2d --data {one}", "wanted two subjects or more to train and two to test"),
         ("slices2d --data {empty} --published {empty}", "--published: slices2d has no use for it"),
         ("synthetic2d --data {empty}", "--data: synthetic2d has no use for it"),
+        ("synthetic2d --pairs 5", "--pairs: synthetic2d has no use for it"),
     ],
 )
 def test_a_mistake_gives_one_line(
