@@ -64,7 +64,7 @@ def test_wrong_files_and_presets_are_named(tmp_path: Path) -> None:
     bad.write_text("steps = = 3")
     with pytest.raises(MetregError, match="not a TOML file"):
         make_settings(config=bad)
-    with pytest.raises(MetregError, match="unknown 'papr2d'; use one of default, brain, paper2d"):
+    with pytest.raises(MetregError, match="unknown 'papr2d'; use one of default, brain, brain-constant, paper2d"):
         make_settings("papr2d")
 
 

@@ -146,6 +146,7 @@ def test_the_folder_holds_what_is_promised(pair_files: tuple[Path, Path], tmp_pa
         ((60, 70, 60), {}, "brain-t1", "brain"),
         ((60, 70, 60), {"preset": "brain"}, "brain-t1", "brain"),
         ((60, 70, 60), {"preset": "default"}, "global", "default"),
+        ((60, 70, 60), {"preset": "brain-constant"}, "global", "brain-constant"),
         ((60, 70, 60), {"changes": ["metric.sigma=[0.02, 0.1]"]}, "global", "default"),
         ((60, 70, 60), {"weights": True}, "global", "default"),
         ((60, 70, 60), {"metric": "global"}, "global", "default"),
@@ -173,6 +174,7 @@ def test_the_shipped_metric_tells_its_licence() -> None:
     metric = open_metric("brain-t1")
     assert metric is not None and metric.model.dim == 3 and "NonCommercial" in metric.licence
     assert metric.used == used_of(metreg.make_settings("brain"))
+    assert metric.model.metric == metreg.make_settings("brain-constant").metric  # its set point
     told = metadata("metreg")
     assert told["License-Expression"] == "Apache-2.0 AND LicenseRef-brain-t1-NonCommercial"
     assert any("brain-t1" in name for name in told.get_all("License-File", []))

@@ -43,9 +43,13 @@ BRAIN = {
 }
 """T1 brains without skulls, for the metric brain-t1: chosen on pairs of three people, with each other and three others."""
 
+BRAIN_CONSTANT = {**BRAIN, "metric": {"weights": [0.033, 0.6, 0.27, 0.097]}}
+"""Likewise, with one mixture everywhere, the set point of brain-t1: no licence of any scan comes with it."""
+
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "brain": BRAIN,
+    "brain-constant": BRAIN_CONSTANT,
     "paper2d": _paper(
         steps=20,
         map_factor=0.5,

@@ -72,18 +72,21 @@ def train_metric(
     credit: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    prepared: Prepared | None = None,
+    first_stage: Path | None = None,
     tell: Callable[[str], None] = lambda line: None,
     on_epoch: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> MetricFile:
     """Learn a metric from pairs of files into the folder `run`: metric.safetensors, and all that `resume` needs.
 
     All images are aligned linearly to the template, the first fixed image if none is given. A run that goes on keeps the
-    licence and the credit with which it was begun, where nothing else is said.
+    licence and the credit with which it was begun, where nothing else is said. Several trainings on the same pairs may
+    share what was `prepared`, and the `first_stage`, the folder of a run of that alone.
     """
     torch.set_flush_denormal(True)
     template = template or files[0].fixed
     said = _open_run(run, files, template, {"licence": licence, "credit": credit}, resume=resume, overwrite=overwrite)
-    prepared = prepare(files, template, settings, device=device, tell=tell)
+    prepared = prepared or prepare(files, template, settings, device=device, tell=tell)
     grid = prepared.pairs.grid
     settings = changed(settings, {"length_mm": grid.length_mm})
     (run / "settings.toml").write_text(settings.to_toml(), encoding="utf-8")
@@ -95,7 +98,9 @@ def train_metric(
 
     going_on = resume and (run / "checkpoint.safetensors").exists()
     over = going_on and not any(run.glob("momenta-*.npy"))  # it had ended, and its momenta are gone
-    model, progress = train(prepared.pairs, settings, run, device=device, resume=going_on, on_epoch=heard)
+    model, progress = train(
+        prepared.pairs, settings, run, device=device, resume=going_on, first_stage=first_stage, on_epoch=heard
+    )
     last = progress.history[-1] if progress.history else {}
     map_grid = map_grid_of(grid, settings.flow.map_factor)
     mean_image, mean_grid = _template(prepared.pairs, map_grid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -16,9 +17,10 @@ from metreg.checks import MetregError
 from metreg.cli import main
 from metreg.config import make_settings
 from metreg.data.datasets import TEST, Scan, read_scans, scan_pairs
+from metreg.metric.store import load_metric
 from metreg.reproduce import slices2d
 from metreg.reproduce.findings import CONSTANT, GLOBAL, LONG
-from metreg.reproduce.parts import Plan
+from metreg.reproduce.parts import Plan, Work
 
 NAMES = {f"person-{i}_slice": f"person-{i}_manual_labels_slice" for i in (1, 2, 3, 4, 10)}
 PLAN = Plan(training_pairs=3, test_pairs=2, epochs=(1, 1), iterations=2)
@@ -176,3 +178,41 @@ def test_a_mistake_gives_one_line(
         main()
     assert end.value.code == 2
     assert said.format(**places) in capsys.readouterr().err
+
+
+def test_metrics_that_differ_in_prices_share_the_first_stage_and_go_on_where_they_were_stopped(
+    slices: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_out_pages(monkeypatch)
+    pairs = scan_pairs(read_scans(slices))[:3]
+    variants = {name: {"learned.transport": price} for name, price in (("a", 15.0), ("b", 100.0))}
+    told: list[str] = []
+
+    def work(out: Path) -> Work:
+        settings = make_settings("paper2d", changes={**TINY, "train.epochs": [10, 10], "train.batch": 3})
+        return Work(out, settings, torch.device("cpu"), tell=told.append)
+
+    whole = work(tmp_path / "whole").learn_each("part", pairs, variants)
+    assert sum("stage 1" in line for line in told) == 1 and sum("stage 2" in line for line in told) == 2
+    assert sorted(path.name for path in (tmp_path / "whole" / "metrics" / "part").iterdir()) == ["a", "b"]
+
+    learn = Work.learn
+
+    def until_b(self: Work, name: str, *rest: Any, **more: Any) -> Path:
+        if name == "part/b":
+            raise KeyboardInterrupt
+        return learn(self, name, *rest, **more)
+
+    stopped = work(tmp_path / "stopped")
+    with monkeypatch.context() as patch:
+        patch.setattr(Work, "learn", until_b)
+        with pytest.raises(KeyboardInterrupt):
+            stopped.learn_each("part", pairs, variants)
+    told.clear()
+    gone_on = stopped.learn_each("part", pairs, variants)
+    assert not any("stage 1" in line or "part/a" in line for line in told)
+    for name in variants:
+        one, other = (load_metric(paths[name]).model.network.state_dict() for paths in (whole, gone_on))
+        assert all(torch.equal(one[key], other[key]) for key in one)
+    a, b = (load_metric(whole[name]).model.network.state_dict() for name in variants)
+    assert any(not torch.equal(a[key], b[key]) for key in a)

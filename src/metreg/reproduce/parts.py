@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -17,6 +18,7 @@ from metreg.config import Settings, changed
 from metreg.data.datasets import PairFiles
 from metreg.data.whole import write_whole
 from metreg.evaluation import Rows, begin, evaluate, write_report
+from metreg.learn.train import train
 from metreg.methods import AFFINE, Method
 from metreg.metric.store import load_metric
 from metreg.pipeline import register, version_of
@@ -25,7 +27,7 @@ from metreg.report.page import Html, Section, data_uri, png, render
 from metreg.report.plots import metric_panels, weight_maps
 from metreg.report.tables import Table, markdown_table
 from metreg.reproduce.findings import CONSTANT, GLOBAL, LONG, Claim
-from metreg.training import train_metric
+from metreg.training import Prepared, prepare, train_metric
 
 Tell = Callable[[str], None]
 SAID = (
@@ -88,17 +90,20 @@ class Work:
     """Processes that test."""
     tell: Tell = field(default=lambda line: None)
 
-    def learn(self, name: str, pairs: list[PairFiles], changes: Mapping[str, Any] | None = None) -> Path:
+    def learn(
+        self,
+        name: str,
+        pairs: list[PairFiles],
+        changes: Mapping[str, Any] | None = None,
+        *,
+        prepared: Prepared | None = None,
+        first_stage: Path | None = None,
+    ) -> Path:
         """The metric file of a training in `out/metrics/name`."""
         run = self.out / "metrics" / name
         path = run / "metric.safetensors"
         if path.is_file():
             return path
-
-        def heard(record: dict[str, Any]) -> None:
-            if record["epoch"] % 10 == 0:
-                self.tell(f"learning {name}: stage {record['stage']}, epoch {record['epoch']}: {record['total']:.4g}")
-
         self.tell(f"learning {name} from {len(pairs)} pairs")
         train_metric(
             pairs,
@@ -107,9 +112,43 @@ class Work:
             device=self.device,
             resume=(run / "pairs.json").is_file(),
             overwrite=True,
-            on_epoch=heard,
+            prepared=prepared,
+            first_stage=first_stage,
+            on_epoch=self._heard(name),
         )
         return path
+
+    def learn_each(self, part: str, pairs: list[PairFiles], variants: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
+        """Metric files of trainings that differ in what weights cost, in `out/metrics/part`, by name.
+
+        The first stage knows nothing of that: all begin with the momenta of the same one.
+        """
+        folder = self.out / "metrics" / part
+        paths = {name: folder / name / "metric.safetensors" for name in variants}
+        if all(path.is_file() for path in paths.values()):
+            return paths
+        prepared, first = prepare(pairs, pairs[0].fixed, self.settings, device=self.device), folder / "first_stage"
+        first.mkdir(parents=True, exist_ok=True)
+        alone = {"length_mm": prepared.pairs.grid.length_mm, "train.epochs": (self.settings.train.epochs[0], 0)}
+        train(
+            prepared.pairs,
+            changed(self.settings, alone),
+            first,
+            device=self.device,
+            resume=(first / "checkpoint.safetensors").is_file(),
+            on_epoch=self._heard(f"{part}, first stage"),
+        )
+        for name, changes in variants.items():
+            self.learn(f"{part}/{name}", pairs, changes, prepared=prepared, first_stage=first)
+        shutil.rmtree(first)
+        return paths
+
+    def _heard(self, name: str) -> Callable[[dict[str, Any]], None]:
+        def heard(record: dict[str, Any]) -> None:
+            if record["epoch"] % 10 == 0:
+                self.tell(f"learning {name}: stage {record['stage']}, epoch {record['epoch']}: {record['total']:.4g}")
+
+        return heard
 
     def test(
         self,

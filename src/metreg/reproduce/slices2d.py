@@ -73,10 +73,8 @@ def reproduce(
     ventricles = _ventricles(slices, label_names)
     rows, found, metrics = {}, {}, {}
     for part, (training, test) in parts.items():
-        metrics = {
-            f"omt{penalty}": work.learn(f"{part}/omt{penalty}", training, {"learned.transport": float(penalty)})
-            for penalty in PENALTIES
-        }
+        variants = {f"omt{penalty}": {"learned.transport": float(penalty)} for penalty in PENALTIES}
+        metrics = work.learn_each(part, training, variants)
         rows[part], _ = work.test(part, test, metrics, reference=REFERENCE)
         found[part] = facts_of(rows[part], ventricles)
     work.draw(held[0], metrics)
