@@ -215,7 +215,7 @@ def test_the_reference_lists_every_setting_with_its_default() -> None:
                 yield prefix + key
 
     assert set(keys(Settings().model_dump())) == set(listed)
-    assert "| `solve.regularity` | `1000.0` | number from 0 |" in page
+    assert "| `solve.regularity` | `350.0` | number from 0 |" in page
 
 
 def test_generated_pages_have_their_place() -> None:

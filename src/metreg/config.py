@@ -146,7 +146,7 @@ class SolveSettings(_Settings):
     """The learning rate falls by this factor ..."""
     plateau_patience: Count = 10
     """... after so many iterations without progress (sgd)."""
-    regularity: NotNegative = 1000.0
+    regularity: NotNegative = 350.0
     """lambda, the factor of <m, v>."""
     folding: NotNegative = 1000.0
     """The price of determinants that are smaller than they may be; it keeps maps from folding while they are sought."""
@@ -161,7 +161,7 @@ class SolveSettings(_Settings):
     both_ways: Literal["never", "coarse", "always"] = "coarse"
     """Whether the fixed image, carried by the inverse map, is compared with the moving one too. `coarse`: at all levels but
     the last, where it costs little and leads the search to better minima."""
-    iterations: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(60, 60, 20), min_length=1)
+    iterations: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(60, 60, 40), min_length=1)
     """Most iterations of each level."""
     local_iterations: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """With a local metric: iterations of a second pass, after one with the global metric. None: the local one at once."""

@@ -79,7 +79,7 @@ def test_the_border_stays_and_the_inverse_is_one(rings: RingPair) -> None:
     h = torch.tensor(result.grid.spacing).view(1, 2, 1, 1)
     for outer, inner in ((result.phi_inv, result.phi), (result.phi, result.phi_inv)):
         gap = (compose(outer, inner, result.grid) - result.grid.points(outer)) / h
-        assert gap.norm(dim=1).max() < 0.1
+        assert gap.norm(dim=1).max() < 0.15
 
 
 def test_three_dimensions() -> None:
