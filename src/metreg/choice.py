@@ -14,7 +14,7 @@ from metreg.metric.store import MetricFile, load_metric, metric_path
 GLOBAL, USUAL = "global", "brain-t1"
 """The same mixture of Gaussians everywhere; and the learned metric that is taken in 3-D where none is named."""
 HEAD_MM = 100.0
-"""An image of less than this is not of a head, and brain-t1 does harm there."""
+"""An image of less than this is not of a head, and `global` does better there."""
 MEAN = "mean:"
 """Before the name of a learned metric: the mean of its weights."""
 
