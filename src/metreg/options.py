@@ -8,15 +8,15 @@ from typing import Annotated
 
 import typer
 
+from metreg.presets import PRESETS
+
 SETTINGS, RUN = "Settings", "Run"
 """Panels of the help."""
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.", show_default=False)]
 Preset = Annotated[
     str | None,
-    typer.Option(
-        help="default, brain, paper2d or paper3d.", show_default="the metric's, or default", rich_help_panel=SETTINGS
-    ),
+    typer.Option(help=f"{', '.join(PRESETS)}.", show_default="the metric's, or default", rich_help_panel=SETTINGS),
 ]
 Affine = Annotated[
     bool | None,

@@ -30,7 +30,7 @@ from metreg.flow.stationary import flow
 from metreg.grid import Grid
 from metreg.interpolate import downsample, upsample
 from metreg.learn.pairs import TrainingPairs
-from metreg.learn.train import LOG, train
+from metreg.learn.train import LOG, read_log, train
 from metreg.metric.learned import LearnedMetric
 from metreg.metric.store import MetricFile, save_metric, used_of
 from metreg.pipeline import version_of
@@ -101,7 +101,8 @@ def train_metric(
     model, progress = train(
         prepared.pairs, settings, run, device=device, resume=going_on, first_stage=first_stage, on_epoch=heard
     )
-    last = progress.history[-1] if progress.history else {}
+    history = [*([] if first_stage is None else read_log(first_stage)), *progress.history]
+    last = history[-1] if history else {}
     map_grid = map_grid_of(grid, settings.flow.map_factor)
     mean_image, mean_grid = _template(prepared.pairs, map_grid)
     metric = MetricFile(
@@ -116,7 +117,7 @@ def train_metric(
             "template_shape": grid.shape,
             "epochs": settings.train.epochs,
             "energy": {term: last[term] for term in Energy._fields if term in last},
-            "seconds": round(sum(record["seconds"] for record in progress.history), 1),
+            "seconds": round(sum(record["seconds"] for record in history), 1),
             "seed": settings.seed,
             "versions": {name: version_of(name) for name in ("metreg", "torch")},
             **({} if said["credit"] is None else {"credit": said["credit"]}),
@@ -132,7 +133,7 @@ def train_metric(
     if not over:
         examples = _examples(model, prepared, files, settings, run, progress.generation)
         widths = [sigma * grid.length_mm for sigma in settings.metric.sigma]
-        page = training_page(metric.summary, progress.history, examples, widths, settings, shlex.join(sys.argv))
+        page = training_page(metric.summary, history, examples, widths, settings, shlex.join(sys.argv))
         write_whole(run / "report.html", page)
     for path in run.glob("momenta-*.npy"):
         path.unlink()

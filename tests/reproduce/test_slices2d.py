@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from people import TINY, leave_out_pages, write_people
 
 from metreg.checks import MetregError
 from metreg.cli import main
-from metreg.config import make_settings
+from metreg.config import changed, make_settings
 from metreg.data.datasets import TEST, Scan, read_scans, scan_pairs
 from metreg.metric.store import load_metric
 from metreg.reproduce import slices2d
@@ -216,3 +217,6 @@ def test_metrics_that_differ_in_prices_share_the_first_stage_and_go_on_where_the
         assert all(torch.equal(one[key], other[key]) for key in one)
     a, b = (load_metric(whole[name]).model.network.state_dict() for name in variants)
     assert any(not torch.equal(a[key], b[key]) for key in a)
+
+    at_once = replace(stopped, out=tmp_path / "at_once", settings=changed(stopped.settings, {"train.epochs": (0, 1)}))
+    assert all(path.is_file() for path in at_once.learn_each("part", pairs, variants).values())

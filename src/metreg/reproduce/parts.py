@@ -123,24 +123,23 @@ class Work:
 
         The first stage knows nothing of that: all begin with the momenta of the same one.
         """
-        folder = self.out / "metrics" / part
-        paths = {name: folder / name / "metric.safetensors" for name in variants}
-        if all(path.is_file() for path in paths.values()):
-            return paths
-        prepared, first = prepare(pairs, pairs[0].fixed, self.settings, device=self.device), folder / "first_stage"
-        first.mkdir(parents=True, exist_ok=True)
-        alone = {"length_mm": prepared.pairs.grid.length_mm, "train.epochs": (self.settings.train.epochs[0], 0)}
-        train(
-            prepared.pairs,
-            changed(self.settings, alone),
-            first,
-            device=self.device,
-            resume=(first / "checkpoint.safetensors").is_file(),
-            on_epoch=self._heard(f"{part}, first stage"),
-        )
-        for name, changes in variants.items():
-            self.learn(f"{part}/{name}", pairs, changes, prepared=prepared, first_stage=first)
-        shutil.rmtree(first)
+        folder, epochs = self.out / "metrics" / part, self.settings.train.epochs[0]
+        paths, first = {name: folder / name / "metric.safetensors" for name in variants}, folder / "first_stage"
+        if not all(path.is_file() for path in paths.values()):
+            prepared = prepare(pairs, pairs[0].fixed, self.settings, device=self.device)
+            if epochs:
+                first.mkdir(parents=True, exist_ok=True)
+                train(
+                    prepared.pairs,
+                    changed(self.settings, {"train.epochs": (epochs, 0)}),
+                    first,
+                    device=self.device,
+                    resume=(first / "checkpoint.safetensors").is_file(),
+                    on_epoch=self._heard(f"{part}, first stage"),
+                )
+            for name, changes in variants.items():
+                self.learn(f"{part}/{name}", pairs, changes, prepared=prepared, first_stage=first if epochs else None)
+        shutil.rmtree(first, ignore_errors=True)
         return paths
 
     def _heard(self, name: str) -> Callable[[dict[str, Any]], None]:
