@@ -14,6 +14,7 @@ import pytest
 import torch
 from people import TINY, leave_out_pages, write_people
 
+from metreg import training
 from metreg.checks import MetregError
 from metreg.cli import main
 from metreg.config import changed, make_settings
@@ -193,7 +194,15 @@ def test_metrics_that_differ_in_prices_share_the_first_stage_and_go_on_where_the
         settings = make_settings("paper2d", changes={**TINY, "train.epochs": [10, 10], "train.batch": 3})
         return Work(out, settings, torch.device("cpu"), tell=told.append)
 
+    stages: list[list[int]] = []
+
+    def page(about: object, history: list[dict[str, int]], *rest: object) -> str:
+        stages.append([record["stage"] for record in history])
+        return ""
+
+    monkeypatch.setattr(training, "training_page", page)
     whole = work(tmp_path / "whole").learn_each("part", pairs, variants)
+    assert stages == [[1] * 10 + [2] * 10] * 2  # every report has both stages
     assert sum("stage 1" in line for line in told) == 1 and sum("stage 2" in line for line in told) == 2
     assert sorted(path.name for path in (tmp_path / "whole" / "metrics" / "part").iterdir()) == ["a", "b"]
 
