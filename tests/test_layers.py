@@ -16,15 +16,15 @@ WALK = """
     kernels.smooth_gpu kernels.replay kernels
     fields interpolate splines data.whole data.tensors data.datasets data.intensity data.formats data.points data.io
     data.transforms data.skull data.pair metric.base metric.gaussian metric.multi_gaussian metric.simplex metric.penalties
-    metric.network metric.learned metric.store choice flow.steps flow.stationary flow.maps
+    metric.network metric.learned metric.store flow.steps flow.stationary flow.maps
     similarity.ssd similarity.ncc similarity.lncc similarity.mi similarity energy synthetic
-    solve.result solve.timesteps solve.lbfgs solve.optimise solve.multiscale solve.affine solve.unfold
+    solve.result solve.timesteps solve.lbfgs solve.optimise solve.multiscale solve.affine likeness choice solve.repair
     solve.register solve.momentum learn.pairs learn.momenta learn.checkpoint learn.work
     learn.train
     evaluate.overlap evaluate.displacement evaluate.rings evaluate.statistics evaluate.regions evaluate.regularity
     evaluate.measure report.tables report.planes report.sheet report.plots report.boxes report.viewer report.layers
-    report.page report.pair report.evaluation report.training report.metric results methods pipeline apply synth training
-    evaluation inspection reproduce.synthetic2d reproduce.rings_report reproduce.findings reproduce.parts
+    report.page report.pair report.evaluation report.training report.metric folder results methods pipeline apply synth
+    training evaluation inspection reproduce.synthetic2d reproduce.rings_report reproduce.findings reproduce.parts
     reproduce.slices2d reproduce.klein2009 reproduce.klein3d demo bench.iteration bench.speed bench.stopwatch bench.process
     bench.environment
     bench.peer_greedy bench.peer_ants bench.peer_fireants bench.peer_metreg bench.alignment bench.tools bench.peers

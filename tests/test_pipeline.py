@@ -18,15 +18,17 @@ import torch
 import metreg
 from conftest import bend, bent_picture, centred, picture
 from metreg.checks import MetregError
-from metreg.choice import choose, open_metric, usual_metric
+from metreg.choice import open_metric
 from metreg.config import LearnedSettings, MetricSettings, make_settings
 from metreg.data.formats import Image
 from metreg.data.pair import Pair
 from metreg.data.transforms import Transform
 from metreg.grid import Grid
 from metreg.metric.learned import LearnedMetric
-from metreg.metric.store import MetricFile, save_metric, used_of
+from metreg.metric.store import MetricFile, save_metric
 from metreg.pipeline import predict_weights
+from metreg.results import Result
+from metreg.terminal import summary_table
 
 QUICK = {"solve.iterations": [20, 10, 4]}
 FLIP = np.diag([-1.0, -1.0, 1.0])
@@ -140,40 +142,10 @@ def test_the_folder_holds_what_is_promised(pair_files: tuple[Path, Path], tmp_pa
     np.testing.assert_allclose(back.apply(points), result.inverse.apply(points), atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("size", "given", "metric", "preset"),
-    [
-        ((60, 70, 60), {}, "brain-t1", "brain"),
-        ((60, 70, 60), {"preset": "brain"}, "brain-t1", "brain"),
-        ((60, 70, 60), {"preset": "default"}, "global", "default"),
-        ((60, 70, 60), {"preset": "brain-constant"}, "global", "brain-constant"),
-        ((60, 70, 60), {"changes": ["metric.sigma=[0.02, 0.1]"]}, "global", "default"),
-        ((60, 70, 60), {"weights": True}, "global", "default"),
-        ((60, 70, 60), {"metric": "global"}, "global", "default"),
-        ((40, 45, 30), {}, "global", "default"),  # no head
-        ((40, 45, 30), {"metric": "brain-t1"}, "brain-t1", "brain"),
-        ((40, 45, 30), {"metric": "mean:brain-t1", "preset": "paper3d"}, "mean:brain-t1", "paper3d"),
-        ((100, 120), {}, "global", "default"),
-    ],
-)
-def test_what_is_not_said_is_chosen(size: tuple[int, ...], given: dict[str, Any], metric: str, preset: str) -> None:
-    fixed = np.zeros(size), np.diag([2.0] * len(size) + [1.0])
-    found, settings = choose(fixed, **given)
-    assert (found, settings.preset) == (metric, preset)
-
-
-def test_a_learned_metric_has_its_own_gaussians() -> None:
-    fixed = np.zeros((60, 70, 60)), np.diag([2.0, 2.0, 2.0, 1.0])
-    other = metreg.make_settings("brain", changes={"metric.weights": [0.25, 0.25, 0.25, 0.25]})
-    assert usual_metric(fixed, other) == "global" and usual_metric(fixed, metreg.make_settings("brain")) == "brain-t1"
-    with pytest.raises(MetregError, match="brain-t1 has Gaussians and weights of its own"):
-        choose(fixed, "brain-t1", changes={"metric.weights": [0.25, 0.25, 0.25, 0.25]})
-
-
 def test_the_shipped_metric_tells_its_licence() -> None:
     metric = open_metric("brain-t1")
     assert metric is not None and metric.model.dim == 3 and "NonCommercial" in metric.licence
-    assert metric.used == used_of(metreg.make_settings("brain"))
+    assert metreg.make_settings(usual=metric.used) == metreg.make_settings("brain")
     assert metric.model.metric == metreg.make_settings("brain-constant").metric  # its set point
     told = metadata("metreg")
     assert told["License-Expression"] == "Apache-2.0 AND LicenseRef-brain-t1-NonCommercial"
@@ -369,6 +341,25 @@ def test_an_interrupted_save_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         result.save(tmp_path / "out")
     assert set(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("part", ["overlaps", "inverse_facts", "brain_jacobian", "planes", "viewer", "jacobian", "report"])
+def test_what_fails_while_measuring_or_drawing_costs_no_transform(
+    part: str, pair_files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    result = metreg.register(*pair_files, metric="global", changes={"solve.iterations": [1, 1, 1]})
+
+    def broken(self: Result) -> None:
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(Result, part, broken if part == "report" else property(broken))
+    result.save(tmp_path / "out")
+    assert "no luck" in caplog.text and "transforms and images are written" in caplog.text
+    for name in ("moving_to_fixed.h5", "fixed_to_moving.h5", "momentum.safetensors", "warped.nii.gz", "settings.toml"):
+        assert (tmp_path / "out" / name).is_file()
+    told = json.loads((tmp_path / "out" / "result.json").read_text(encoding="utf-8"))
+    assert told["metric"] == "global" and told["energy"]["total"] > 0
+    summary_table(told, tmp_path / "out")  # what the command line says of it
 
 
 def test_overwriting_replaces_our_files_and_keeps_others(pair_files: tuple[Path, Path], tmp_path: Path) -> None:

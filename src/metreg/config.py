@@ -150,6 +150,8 @@ class SolveSettings(_Settings):
     """lambda, the factor of <m, v>."""
     folding: NotNegative = 1000.0
     """The price of determinants that are smaller than they may be; it keeps maps from folding while they are sought."""
+    repair: bool = True
+    """Whether a map that folds at the end is changed until it does not. Folds before are counted in any case."""
     least_determinant: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Where that price begins."""
     shrink: tuple[Positive, ...] = Field(default=(4, 2, 1), min_length=1)
@@ -283,10 +285,23 @@ def make_settings(
 
 def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     """The same settings but for some, named by dotted keys."""
-    values = settings.model_dump()
+    values = settings.model_dump(exclude_unset=True)
     for key, value in changes.items():
         values = _merge(values, _nest(key, value))
     return Settings.model_validate(values)
+
+
+def is_set(settings: Settings, key: str, *, otherwise: Any) -> bool:
+    """Whether the setting of a dotted key was asked for, by more than the name of a preset, and is not `otherwise`."""
+    model: Any = settings
+    preset: Any = PRESETS[settings.preset]
+    *folders, name = key.split(".")
+    for folder in folders:
+        model = getattr(model, folder)
+        preset = preset.get(folder, {})
+    value = getattr(model, name)
+    of_preset = name in preset and getattr(type(model)(**{name: preset[name]}), name) == value
+    return name in model.model_fields_set and not of_preset and value != otherwise
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

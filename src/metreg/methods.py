@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from metreg.checks import MetregError
-from metreg.choice import MEAN, choose, open_metric
+from metreg.choice import MEAN, Seen, choose, open_metric, refuse_others
 from metreg.config import Settings, make_settings
 from metreg.data.datasets import PairFiles
+from metreg.data.io import read_image, read_mask
+
+log = logging.getLogger(__name__)
 
 AFFINE = "affine"
 TRANSFORMS = (".h5", ".hdf5", ".tfm", ".txt", ".mat", ".xfm", "/moving_to_fixed.h5")
@@ -37,11 +41,25 @@ def choose_methods(
 ) -> tuple[list[str], Settings]:
     """Metrics, M or NAME=M, the usual one where none is given; and settings for all, those of the first learned one."""
     if metrics is None:
-        metric, settings = choose(files[0].fixed, preset=preset, config=config, changes=changes)
-        return [metric], settings
-    learned = (open_metric(given.partition("=")[2] or given) for given in metrics)
-    used = next((metric.used for metric in learned if metric is not None), None)
-    return metrics, make_settings(preset, config=config, changes=changes, usual=used)
+        choice = choose(preset=preset, config=config, changes=changes, images=lambda: _images_of(files[0]))
+        log.info("%s; said of the first pair, taken for all", choice.line)
+        return [choice.metric], choice.settings
+    learned = {given: open_metric(given.partition("=")[2] or given) for given in metrics}
+    used = next((metric.used for metric in learned.values() if metric is not None), None)
+    settings = make_settings(preset, config=config, changes=changes, usual=used)
+    for given, metric in learned.items():
+        if metric is not None:
+            refuse_others(settings, metric, given)
+    return metrics, settings
+
+
+def _images_of(pair: PairFiles) -> Seen:
+    """Both images of a pair, with their masks."""
+    moving = read_image(pair.moving, "moving image")
+    fixed = read_image(pair.fixed, "fixed image")
+    moving_mask = None if pair.moving_mask is None else read_mask(pair.moving_mask, moving, "moving mask")
+    fixed_mask = None if pair.fixed_mask is None else read_mask(pair.fixed_mask, fixed, "fixed mask")
+    return [(moving, moving_mask), (fixed, fixed_mask)]
 
 
 def methods_of(metrics: Sequence[str], transforms: Sequence[str], reference: str | None = None) -> list[Method]:

@@ -12,24 +12,23 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from functools import partial
 from importlib import import_module
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from metreg.checks import MetregError, pick_device
-from metreg.choice import MEAN, choose, open_metric, usual_metric
+from metreg.choice import MEAN, choose, open_metric
 from metreg.config import Settings
-from metreg.data.formats import Image, open_image
+from metreg.data.formats import Image, import_formats, open_image
 from metreg.data.intensity import BACKGROUND
 from metreg.data.io import match_planes, read_image, read_labels_on, read_mask, read_weights
 from metreg.data.pair import Pair, make_pair
 from metreg.data.skull import hint_at_skull
 from metreg.evaluate.overlap import common_labels
+from metreg.folder import import_writers
 from metreg.grid import Array
 from metreg.interpolate import downsample
 from metreg.kernels import load_kernels
@@ -49,6 +48,7 @@ def register(
     *,
     metric: str | None = None,
     preset: str | None = None,
+    config: Path | None = None,
     settings: Settings | None = None,
     changes: Iterable[str] | Mapping[str, Any] = (),
     weights: Any = None,
@@ -62,43 +62,48 @@ def register(
     on_iteration: Callable[[Record], None] = lambda record: None,
 ) -> Result:
     """Register the moving image to the fixed one. `metric` is "global", "brain-t1", the path of a metric file, or "mean:"
-    before one of the latter: the mean over the image of its weights, everywhere the same. None: what `choose` says.
+    before one of the latter: the mean over the image of its weights, everywhere the same. None: brain-t1 where both images
+    show T1 brains without skulls, else global; a line in the log says so.
 
     An image is a path, a nibabel image or an (array, affine) pair, the affine from index to RAS millimetres. `settings`,
-    or a `preset` with `changes` such as {"solve.regularity": 100}, decide the run. `weights`, a (*S, N) image in the
-    space of the moving one, make the metric local. Labels are only carried along and measured. An `alignment`, fixed to
-    moving points, RAS millimetres, takes the place of the affine step.
+    or a `preset`, a `config` file and `changes` such as {"solve.regularity": 100}, decide the run. `weights`, a (*S, N)
+    image in the space of the moving one, make the metric local. Labels are only carried along and measured. An
+    `alignment`, fixed to moving points, RAS millimetres, takes the place of the affine step.
     """
     clock = _Clock()
     given = {"moving mask": moving_mask, "fixed mask": fixed_mask, "moving labels": moving_labels}
     given |= {"fixed labels": fixed_labels, "label names": label_names, "weights": weights}
-    if settings is not None and (preset or changes):
-        raise MetregError("settings: give either settings, or a preset and changes")
-    if settings is None:
-        metric, settings = choose(fixed, metric, preset=preset, changes=changes, weights=weights is not None)
-    elif metric is None:
-        metric = usual_metric(fixed, settings, weights=weights is not None)
-    command = _command(moving, fixed, {"metric": metric, **given})
-    learned = open_metric(metric)
-    if learned is not None:
-        settings = settings.model_copy(
-            update={"metric": learned.model.metric, "length_mm": learned.length_mm, "unit_cube": learned.unit_cube}
-        )
-    if learned is not None and weights is not None:
-        raise MetregError("weights: the metric file predicts them; give one or the other")
+    if settings is not None and (preset or config or changes):
+        raise MetregError("settings: give either settings, or a preset, a config file and changes")
+    if metric is not None:
+        open_metric(metric)  # what is wrong with it should not wait for the images
     torch.set_flush_denormal(True)
     names = read_label_names(label_names)
 
     files = {"moving image": moving, "fixed image": fixed, "moving mask": moving_mask, "fixed mask": fixed_mask}
     with ThreadPoolExecutor() as pool:
+        import_formats()
         opened = _open({**files, "moving labels": moving_labels, "fixed labels": fixed_labels}, pool)
         on_device = pick_device(device)
         _forget_peak_memory(on_device)
-        _wake(on_device)
+        _warm_up(on_device)
         images = _read(opened, pool)
         source, target = images["moving image"], images["fixed image"]
         source_mask, target_mask = images.get("moving mask"), images.get("fixed mask")
         list(pool.map(hint_at_skull, (source, target), (source_mask, target_mask), ("moving image", "fixed image")))
+    choice = choose(
+        metric,
+        preset=preset,
+        config=config,
+        changes=changes,
+        settings=settings,
+        weights=weights is not None,
+        images=lambda: [(source, source_mask), (target, target_mask)],
+    )
+    if choice.reason:
+        log.info(choice.line)
+    metric, learned, settings = choice.metric, choice.learned, choice.settings
+    command = _command(moving, fixed, {"metric": metric, **given})
     local = None if weights is None else match_planes(read_weights(weights, source, len(settings.metric.sigma)), source)
     clock.lap("read")
 
@@ -145,8 +150,8 @@ def register(
         registration=registration,
         settings=settings.model_copy(update={"length_mm": pair.grid.length_mm}),
         metric=metric if local is None else f"local weights of {local.name}",
-        metric_licence="Apache-2.0" if learned is None else learned.licence,
-        facts={**_facts(on_device, clock), "command": command},
+        metric_licence=choice.licence,
+        facts={**_facts(on_device, clock), "command": command, "metric_chosen": choice.reason or "by name"},
         moving_labels=images.get("moving labels"),
         fixed_labels=images.get("fixed labels"),
         label_names=names,
@@ -186,19 +191,15 @@ def _read(opened: dict[str, Future[Image]], pool: Executor) -> dict[str, Image]:
     return found
 
 
-def _wake(device: torch.device) -> None:
-    """The first use of a device and of libraries takes a while: let that be while other things are waited for."""
+def _warm_up(device: torch.device) -> None:
+    """What takes a while when first used, while the images are read by other threads.
 
-    def wake_device() -> None:
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # each thread has its own
-            load_kernels(torch.zeros(1, device=device))
-
-    def quietly(work: Callable[[], object]) -> None:
-        with suppress(Exception):  # what is wrong is said where it is used
-            work()
-
-    for work in (partial(import_module, "scipy.optimize"), wake_device, partial(import_module, "metreg.report.pair")):
-        Thread(target=quietly, args=[work]).start()
+    Modules are imported in this thread alone: two threads that import one package at the same time may see half of it.
+    """
+    import_module("scipy.optimize")
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        load_kernels(torch.zeros(1, device=device))
+    import_writers()
 
 
 def predict_weights(learned: MetricFile, pair: Pair, settings: Settings, *, mean: bool = False) -> Tensor | WeightsOf:

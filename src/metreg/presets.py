@@ -20,6 +20,7 @@ def _paper(
             "clip": 1.0,
             "regularity": 1.0,
             "folding": 0.0,
+            "repair": False,
             "shrink": [1],
             "iterations": [iterations[0]],
             "local_iterations": [iterations[1]],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +13,7 @@ import torch
 from metreg.config import Settings
 from metreg.data.formats import Image
 from metreg.data.intensity import BACKGROUND
-from metreg.data.io import to_nibabel, write_image
+from metreg.data.io import to_nibabel
 from metreg.data.pair import Pair, carry
 from metreg.data.transforms import (
     Affine,
@@ -24,7 +22,6 @@ from metreg.data.transforms import (
     Transform,
     field_of_map,
     map_of_field,
-    write_transform,
 )
 from metreg.data.whole import whole_folder
 from metreg.evaluate.overlap import Overlap, common_labels, overlap
@@ -32,33 +29,13 @@ from metreg.evaluate.regions import Region, regions_of
 from metreg.evaluate.regularity import round_trip
 from metreg.fields import jacobian_determinant
 from metreg.flow.maps import Certificate, certify, compose, count_folds
+from metreg.folder import NAMES, summarise, write_files
 from metreg.grid import Array, Grid, voxel_size
 from metreg.interpolate import upsample
 from metreg.report.layers import image_layers, label_layer, metric_layers, shown_range
 from metreg.report.planes import Plane, pair_planes
 from metreg.report.viewer import Layer, viewer_html
-from metreg.solve.momentum import write_momentum
 from metreg.solve.result import Record, Registration
-
-NAMES = frozenset(
-    [
-        "warped.nii.gz",
-        "warped_labels.nii.gz",
-        "moving_to_fixed.h5",
-        "fixed_to_moving.h5",
-        "moving_affine.nii.gz",
-        "sigma.nii.gz",
-        "weights.nii.gz",
-        "jacobian.nii.gz",
-        "momentum.safetensors",
-        "result.json",
-        "settings.toml",
-        "report.html",
-    ]
-)
-"""Every file that `save` may write."""
-MEASURED = ("overlaps", "viewer", "regions", "inverse_facts", "planes", "certificate")
-"""What takes a while, and can be done side by side."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,12 +74,12 @@ class Result:
         return field_of_map(self.registration.phi_inv, self.registration.grid)
 
     @cached_property
-    def _aligned(self) -> list[Array]:
+    def aligned(self) -> list[Array]:
         """The moving image, and its labels where they came, after the affine alone (*S)."""
         return self._carried(Transform((Affine(self.affine),)))
 
     @cached_property
-    def _warped(self) -> list[Array]:
+    def carried(self) -> list[Array]:
         """The same after the deformation: interpolated once, from the moving image as it came."""
         return self._carried(Transform((self._field, Affine(self.affine))))
 
@@ -119,12 +96,12 @@ class Result:
     @cached_property
     def warped(self) -> Any:
         """The moving image on the fixed grid, a nibabel image."""
-        return to_nibabel(self._warped[0], self.fixed)
+        return to_nibabel(self.carried[0], self.fixed)
 
     @cached_property
     def warped_labels(self) -> Any:
         """The moving labels on the fixed grid, a nibabel image, or None."""
-        return None if self.moving_labels is None else to_nibabel(self._warped[1], self.fixed)
+        return None if self.moving_labels is None else to_nibabel(self.carried[1], self.fixed)
 
     @cached_property
     def overlaps(self) -> dict[str, Overlap]:
@@ -133,14 +110,14 @@ class Result:
             return {}
         target = self.fixed_labels.values
         labels = common_labels(self.moving_labels.values, target)
-        before, after = self._aligned[1], self._warped[1]
+        before, after = self.aligned[1], self.carried[1]
         return {"before": overlap(before, target, labels), "after": overlap(after, target, labels)}
 
     @cached_property
     def sigma(self) -> Any:
         """Local standard deviation of the metric in mm, a nibabel image on the grid of the map."""
         grid = self.registration.grid
-        return to_nibabel(self.registration.metric.local_sigma()[0].cpu().numpy() * grid.length_mm, self._on(grid))
+        return to_nibabel(self.registration.metric.local_sigma()[0].cpu().numpy() * grid.length_mm, self.place_on(grid))
 
     @cached_property
     def jacobian(self) -> Array:
@@ -169,65 +146,23 @@ class Result:
             self.write_into(out)
 
     def write_into(self, out: Path) -> None:
-        """Files are packed, and the pair measured, beside the report, which takes as long."""
-        import nibabel as nib
-
-        planes = {"fixed": self.fixed.plane, "moving": self.moving.plane}
-        weights = np.moveaxis(self._weights, 0, -1)
-        with ThreadPoolExecutor() as pool:
-            jacobian, *_ = self.jacobian, self._warped, self._aligned  # what the others are made of
-            measured = [pool.submit(getattr, self, name) for name in MEASURED]
-            written = [
-                pool.submit(write_image, out / "jacobian.nii.gz", jacobian, self.fixed),
-                pool.submit(nib.save, self.warped, out / "warped.nii.gz"),
-                pool.submit(write_image, out / "moving_affine.nii.gz", self._aligned[0], self.fixed),
-                pool.submit(nib.save, self.sigma, out / "sigma.nii.gz"),
-                pool.submit(write_image, out / "weights.nii.gz", weights, self._on(self.registration.grid)),
-            ]
-            if self.warped_labels is not None:
-                written.append(pool.submit(nib.save, self.warped_labels, out / "warped_labels.nii.gz"))
-            for name, transform in (("moving_to_fixed.h5", self.transform), ("fixed_to_moving.h5", self.inverse)):
-                written.append(pool.submit(write_transform, out / name, transform))
-            write_momentum(out / "momentum.safetensors", self.registration, self.affine, self.settings, planes)
-            (out / "settings.toml").write_text(self.settings.to_toml(), encoding="utf-8")
-            for work in measured:
-                work.result()
-            (out / "result.json").write_text(json.dumps(self.summary, indent=2), encoding="utf-8")
-            (out / "report.html").write_text(self.report(), encoding="utf-8")
-            for file in written:
-                file.result()
+        """The same, into a folder that is there."""
+        write_files(self, out)
 
     @cached_property
     def summary(self) -> dict[str, Any]:
         """What `result.json` holds."""
-        percentiles = np.percentile(self.brain_jacobian, [0, 1, 5, 50, 95, 99, 100])
-        summary: dict[str, Any] = {
-            "moving": self.moving.name,
-            "fixed": self.fixed.name,
-            "metric": self.metric,
-            "metric_licence": self.metric_licence,
-            "gaussians": {
-                "sigma_mm": [sigma * self.registration.grid.length_mm for sigma in self.settings.metric.sigma],
-                "mean_weights": self._weights.reshape(len(self._weights), -1).mean(1).tolist(),
-            },
-            "energy": {**self.registration.energy, "total": sum(self.registration.energy.values())},
-            "folds": self.folds,
-            "unfolded": bool(self.registration.unfolded.any()),
-            "certificate": {**asdict(self.certificate), "holds": self.certificate.holds},
-            "inverse": self.inverse_facts,
-            "jacobian": dict(zip(("min", "p1", "p5", "p50", "p95", "p99", "max"), percentiles.tolist(), strict=True)),
-            "affine": self.affine.tolist(),
-            "seed": self.settings.seed,
-            **self.facts,
-            "configuration": self.settings.model_dump(),
-            "history": [{"level": r.level, "iteration": r.iteration, **r.terms} for r in self.registration.history],
+        return summarise(self)
+
+    @property
+    def before_repair(self) -> dict[str, Any]:
+        """Folds of the map with which the search ended, and whether it was repaired."""
+        repair = self.registration.repair
+        return {
+            "folds": int(repair.folds.sum()),
+            "smallest": float(repair.smallest.min()),
+            "repaired": bool(repair.repaired.any()),
         }
-        if self.overlaps:
-            summary["overlap"] = {when: found.means() for when, found in self.overlaps.items()}
-            summary["overlap_by_label"] = self._overlap_rows()
-        if self.regions:
-            summary["regions"] = [asdict(region) for region in self.regions]
-        return summary
 
     def report(self, *, viewer: bool = True) -> str:
         """What `report.html` holds; without the `viewer` it is small."""
@@ -242,7 +177,7 @@ class Result:
         metric = None
         if self.registration.metric.w.dim() > 1:  # a constant one makes no picture
             sigma = np.asarray(self.sigma.dataobj).reshape(1, *grid.shape)
-            metric = Image(np.concatenate([sigma, self._weights]), grid.affine, "metric")
+            metric = Image(np.concatenate([sigma, self.weights]), grid.affine, "metric")
         return pair_planes(self.fixed, self.moving, self.affine, self._field, self.jacobian, metric)
 
     @cached_property
@@ -265,8 +200,8 @@ class Result:
         facts = upsample(torch.stack([sigma_mm, length])[None], self.pair.grid)
         sigma, displacement = self._on_fixed(facts, outside=facts[:, :, *[slice(1)] * grid.dim])  # as in a corner
         return regions_of(
-            self._aligned[1],
-            self._warped[1],
+            self.aligned[1],
+            self.carried[1],
             sigma=sigma,
             displacement=displacement,
             jacobian=self.jacobian,
@@ -280,11 +215,11 @@ class Result:
         return viewer_html(self._layers()) if self.fixed.dim == 3 else None
 
     def _layers(self) -> list[Layer]:
-        before, after, sigma = self._aligned[0], self._warped[0], np.asarray(self.sigma.dataobj)
+        before, after, sigma = self.aligned[0], self.carried[0], np.asarray(self.sigma.dataobj)
         grid = self.registration.grid
         jacobian = jacobian_determinant(self.registration.phi_inv, grid)[0].cpu().numpy()
         labels = {"fixed labels": None if self.fixed_labels is None else self.fixed_labels.values}
-        labels["moving labels, after"] = None if self.moving_labels is None else self._warped[1]
+        labels["moving labels, after"] = None if self.moving_labels is None else self.carried[1]
         return [
             *image_layers(self.fixed, {"before": before, "after": after}, window=shown_range(self.moving.values)),
             *metric_layers(sigma, jacobian, grid.affine),
@@ -292,11 +227,11 @@ class Result:
         ]
 
     @cached_property
-    def _weights(self) -> Array:
+    def weights(self) -> Array:
         """Of the metric, (N, *S) on the grid of the map."""
         return np.asarray(self.registration.metric.local_weights()[0].cpu().numpy())
 
-    def _on(self, grid: Grid) -> Image:
+    def place_on(self, grid: Grid) -> Image:
         """A place for values on `grid`, in the space of the fixed image."""
         return Image(np.empty(grid.shape, dtype=np.uint8), grid.affine, "map", self.fixed.plane)
 
@@ -320,20 +255,6 @@ class Result:
             "error_voxels": {"mean": float(error.mean()), "max": float(error.max())},
             "round_trip_mm": {"mean": float(home.mean()), "max": float(home.max())},
         }
-
-    def _overlap_rows(self) -> list[dict[str, Any]]:
-        before, after = self.overlaps["before"], self.overlaps["after"]
-        return [
-            {
-                "label": label,
-                "name": self.label_names.get(label, ""),
-                "target_overlap_before": before.target_overlap[i],
-                "target_overlap_after": after.target_overlap[i],
-                "dice_before": before.dice[i],
-                "dice_after": after.dice[i],
-            }
-            for i, label in enumerate(after.labels)
-        ]
 
 
 def _count_folds(certificate: Certificate, phi: torch.Tensor, grid: Grid) -> int:

@@ -46,23 +46,27 @@ class RingPair:
     grid: Grid
 
 
-def ring_pair(generator: torch.Generator, size: int = 128) -> RingPair:
-    """One pair, drawn again until neither of its two flows folds."""
+def ring_pair(generator: torch.Generator, size: int = 128, *, texture: float = TEXTURE, noise: float = 0.0) -> RingPair:
+    """One pair, drawn again until neither of its two flows folds.
+
+    Without `texture` nothing but the borders of the rings says where a point went. `noise` is the standard deviation of
+    what each image has on its own.
+    """
     for _ in range(100):
-        pair = _draw(generator, Grid.unit_cube((size, size)))
+        pair = _draw(generator, Grid.unit_cube((size, size)), texture, noise)
         if pair is not None:
             return pair
     raise MetregError(f"rings: every one of 100 pairs of {size} x {size} folds; use a larger size")
 
 
-def _draw(generator: torch.Generator, grid: Grid) -> RingPair | None:
+def _draw(generator: torch.Generator, grid: Grid, texture: float, noise: float) -> RingPair | None:
     x = grid.points(torch.empty(0))
     centred = x - 0.5
     radius = centred.norm(dim=1, keepdim=True)
     inner, outer = (r + JITTER * (2 * _uniform(generator, ()) - 1) for r in RADII)
     labels = DISC * (radius < inner) + RING * ((radius >= inner) & (radius < outer))
     rings = torch.tensor([0.0, 0.5, 1.0])[labels]
-    textured = rings + _texture(generator, grid)
+    textured = rings + texture * _texture(generator, grid)
     weights = _weights_of(labels, grid)
 
     # the source: everything deformed once
@@ -81,6 +85,9 @@ def _draw(generator: torch.Generator, grid: Grid) -> RingPair | None:
         return None
     target = sample(source, second, grid)
     target_labels = sample(source_labels.float(), second, grid, mode="nearest").long()
+    if noise:
+        source = source + noise * torch.randn(source.shape, generator=generator)
+        target = target + noise * torch.randn(target.shape, generator=generator)
     return RingPair(source, target, source_labels, target_labels, second, w, grid)
 
 
@@ -113,8 +120,9 @@ def _weights_of(labels: Tensor, grid: Grid) -> Tensor:
 
 
 def _texture(generator: torch.Generator, grid: Grid) -> Tensor:
+    """Smooth noise whose largest value is one."""
     noise = _smooth(_uniform(generator, (1, 1, *grid.shape)) - 0.5, grid, 0.02)
-    return TEXTURE * noise / noise.max()
+    return noise / noise.max()
 
 
 def _smooth(f: Tensor, grid: Grid, std: float) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,11 @@ import typer
 if TYPE_CHECKING:
     from metreg.report.tables import Table
     from metreg.solve.result import Record
+
+
+def say_what_is_chosen(quiet: bool) -> None:
+    """Let what is decided for the user be said, in a line on stderr, unless nothing is to be said."""
+    logging.getLogger("metreg").setLevel(logging.WARNING if quiet else logging.INFO)
 
 
 @contextmanager
@@ -116,17 +122,30 @@ def summary_table(summary: dict[str, Any], out: Path) -> Table:
     if "overlap" in summary:
         before, after = (summary["overlap"][when]["target_overlap"] for when in ("before", "after"))
         rows.append(("target overlap", f"{before:.4f} before (affine), {after:.4f} after"))
-    certified = "certified invertible" if summary["certificate"]["holds"] else "not certified invertible"
-    jacobian = summary["jacobian"]
+    if "folds" in summary:
+        rows.append(("folds", say_folds(summary)))
+    if "jacobian" in summary:
+        jacobian = summary["jacobian"]
+        rows.append(("determinant", f"{jacobian['p1']:.2f} to {jacobian['p99']:.2f} (1 % to 99 %)"))
+    for part, reason in summary.get("not_measured", {}).items():
+        rows.append((part, f"not measured: {reason}"))
     rows += [
-        ("folds", f"{summary['folds']}, {certified}"),
-        ("determinant", f"{jacobian['p1']:.2f} to {jacobian['p99']:.2f} (1 % to 99 %)"),
         ("metric", f"{summary['metric']} (licence: {summary['metric_licence']})"),
         ("time", f"{sum(summary['seconds'].values()):.1f} s, {summary['peak_memory_mb'] / 1024:.1f} GiB"),
         ("results", str(out)),
         ("look at", str(out / "report.html")),
     ]
     return Table("", ("", ""), rows)
+
+
+def say_folds(summary: dict[str, Any]) -> str:
+    """Folds as written, and before a repair."""
+    certified = "certified invertible" if summary["certificate"]["holds"] else "not certified invertible"
+    before = summary.get("before_repair", {})
+    if not before.get("repaired"):
+        return f"{summary['folds']}, {certified}"
+    repaired = f"repaired: {before['folds']} before, determinant {before['smallest']:.2g}"
+    return f"{summary['folds']}, {certified} ({repaired})"
 
 
 def show_table(table: Table) -> None:

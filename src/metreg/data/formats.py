@@ -60,6 +60,12 @@ class Image:
         return replace(self, values=values)
 
 
+def import_formats() -> None:
+    """Import what reads files, in one thread: others may then read side by side."""
+    import nibabel  # noqa: F401
+    import SimpleITK  # noqa: F401
+
+
 def open_image(source: Any, role: str, *, unpacked: bool = True) -> Image:
     """Any image, 2-D or 3-D, with no word yet on its values; a (*S, N) one only for the role `weights`.
 

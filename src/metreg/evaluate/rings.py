@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +20,10 @@ from metreg.grid import Grid
 from metreg.interpolate import upsample
 from metreg.learn.pairs import TrainingPairs
 from metreg.solve.register import WeightsOf, register_pair
+from metreg.solve.result import Repair
 from metreg.synthetic import DISC, RING, RingPair
 
-FORMAT = "metreg-rings-1"
+FORMAT = "metreg-rings-2"
 REGIONS = {"disc": DISC, "ring": RING}
 SHOWN = 4
 """Pairs whose maps are kept for pictures."""
@@ -49,9 +52,34 @@ class RingBatch:
         return self.pairs.grid
 
 
+class FoldCount(NamedTuple):
+    """Folds of many maps before they were repaired, and how many were."""
+
+    pairs: int = 0
+    voxels: int = 0
+    smallest: float = 1.0
+    """A lower bound of the determinant of all of them."""
+    repaired: int = 0
+
+    @classmethod
+    def of(cls, repair: Repair) -> FoldCount:
+        pairs = int((repair.folds > 0).sum())
+        return cls(pairs, int(repair.folds.sum()), float(repair.smallest.min()), int(repair.repaired.sum()))
+
+    def and_of(self, others: Sequence[FoldCount]) -> FoldCount:
+        """All of them together."""
+        counts = [self, *others]
+        return FoldCount(
+            pairs=sum(count.pairs for count in counts),
+            voxels=sum(count.voxels for count in counts),
+            smallest=min(count.smallest for count in counts),
+            repaired=sum(count.repaired for count in counts),
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class RingResult:
-    """One method on a batch: errors (P,) in pixels by region, folds of all pairs."""
+    """One method on a batch: errors (P,) in pixels by region, folds of all pairs in the end."""
 
     errors: dict[str, Tensor]
     folds: int
@@ -63,8 +91,8 @@ class RingResult:
     """Their mean over all points of all pairs, (N,)."""
     agreement: dict[str, float] = field(default_factory=dict)
     """How sigma(x) compares with the truth."""
-    unfolded: int = 0
-    """Pairs whose momentum had to be lowered somewhere, or they would have folded."""
+    before: FoldCount = field(default_factory=lambda: FoldCount())
+    """Folds before any repair."""
 
     def medians(self) -> dict[str, float]:
         return {name: float(values.quantile(0.5)) for name, values in self.errors.items()}
@@ -84,15 +112,15 @@ def register_rings(
     found = register_pair(source, target, batch.grid, settings, weights=local)
     folds = int(count_folds(found.phi_inv.double(), found.grid).sum())
     result = measure(batch, upsample(found.phi_inv, batch.grid).cpu(), folds)
+    result = replace(result, before=FoldCount.of(found.repair))
     if weights is None:
-        return replace(result, unfolded=int(found.unfolded.sum()))
+        return result
     used = found.metric.w.cpu()
     return replace(
         result,
         weights=used[:SHOWN].clone(),
         mean_weights=used.mean((0, 2, 3)),
         agreement=sigma_agreement(used, batch, settings.metric.sigma),
-        unfolded=int(found.unfolded.sum()),
     )
 
 
@@ -108,7 +136,7 @@ def save_result(path: Path, result: RingResult, *, seconds: float) -> None:
     tensors = {**result.errors, "phi_inv": result.phi_inv}
     if result.weights is not None and result.mean_weights is not None:
         tensors |= {"weights": result.weights, "mean_weights": result.mean_weights}
-    facts = {"folds": result.folds, "unfolded": result.unfolded, "agreement": result.agreement, "seconds": seconds}
+    facts = {"folds": result.folds, "before": result.before._asdict(), "agreement": result.agreement, "seconds": seconds}
     with whole_file(path, overwrite=False) as temporary:
         write_tensors(temporary, tensors, form=FORMAT, header={"facts": json.dumps(facts)})
 
@@ -124,7 +152,7 @@ def load_result(path: Path) -> tuple[RingResult, float]:
         weights=tensors.get("weights"),
         mean_weights=tensors.get("mean_weights"),
         agreement=facts["agreement"],
-        unfolded=facts["unfolded"],
+        before=FoldCount(**facts["before"]),
     )
     return result, facts["seconds"]
 

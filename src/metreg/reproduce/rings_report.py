@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from metreg.checks import MetregError
 from metreg.config import Settings, changed
 from metreg.data.whole import whole_file, write_whole
-from metreg.evaluate.rings import RingResult, sigma_of
+from metreg.evaluate.rings import FoldCount, RingResult, sigma_of
 from metreg.grid import Array
 from metreg.interpolate import upsample
 from metreg.pipeline import version_of
@@ -26,7 +26,17 @@ from metreg.report.plots import energy_curves, metric_panels, weight_maps
 from metreg.report.tables import Table, markdown_table
 from metreg.reproduce.synthetic2d import FULL, MAIN, QUICK, SAID, Outcome, Plan, Tell, experiment, pooled, summarise
 
-COLUMNS = ("method", "disc", "ring", "disc, quartiles", "ring, quartiles", "correlation", "contrast", "folds", "unfolded")
+COLUMNS = (
+    "method",
+    "disc",
+    "ring",
+    "disc, quartiles",
+    "ring, quartiles",
+    "correlation",
+    "contrast",
+    "folds before repair",
+    "folds",
+)
 FIGURES = ("errors", "panels", "weights", "learning")
 TABLES = ("table.csv", "table.md", "summary.json", "summary.md", "report.html")
 NAMES = frozenset({*TABLES, *[f"{name}.png" for name in FIGURES], "runs"})
@@ -120,11 +130,18 @@ def table_rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
                 *[f"{low:.2f} to {high:.2f}" for low, high in quartiles],
                 f"{summary['sigma_correlation'][name]:.3f}" if learned else "",
                 f"{summary['sigma_contrast'][name]:.4f}" if learned else "",
+                say_folds_before(result.before),
                 str(result.folds),
-                str(result.unfolded),
             )
         )
     return rows
+
+
+def say_folds_before(count: FoldCount) -> str:
+    """Voxels that folded before any repair, in how many pairs, and the smallest determinant."""
+    if count.voxels == 0:
+        return "0"
+    return f"{count.voxels} in {count.pairs} ({count.smallest:.2f})"
 
 
 def claims(outcomes: Sequence[Outcome]) -> list[tuple[str, bool, str]]:
@@ -174,16 +191,10 @@ def claims(outcomes: Sequence[Outcome]) -> list[tuple[str, bool, str]]:
     if controls:
         numbers = "; ".join(f"{SAID[n]} {listed([errors[n][r] for r in regions])}" for n in controls)
         found.append(("The local metric beats constant weights, also learned ones", below(controls), numbers))
-    folds = sum(summary["folds_by_method"][name] for name in learned)
-    unfolded = sum(summary["unfolded_pairs"][name] for name in learned)
-    pairs = len(pooled(outcomes, learned[0]).errors["disc"]) * len(learned)
-    found.append(
-        (
-            "No folds",
-            folds == 0,
-            f"{folds} with learned metrics, {summary['folds']} in all; {unfolded} of {pairs} maps had to be unfolded",
-        )
-    )
+    maps = len(pooled(outcomes, learned[0]).errors["disc"]) * len(learned)
+    counts = [pooled(outcomes, name).before for name in learned]
+    before = counts[0].and_of(counts[1:])
+    found.append(("No folds, before any repair", before.voxels == 0, f"{say_folds_before(before)} of {maps} maps"))
     return found
 
 

@@ -109,7 +109,7 @@ def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "sigma_contrast_true": mean("true_contrast", learned[0]) if learned else None,
         "folds": sum(result.folds for outcome in outcomes for result in outcome.results.values()),
         "folds_by_method": {name: pooled(outcomes, name).folds for name in names},
-        "unfolded_pairs": {name: pooled(outcomes, name).unfolded for name in names},
+        "folds_before_repair": {name: pooled(outcomes, name).before._asdict() for name in names},
         "seconds": {
             name: round(sum(outcome.seconds.get(name, 0.0) for outcome in outcomes), 1) for name in outcomes[0].seconds
         },
@@ -123,7 +123,7 @@ def pooled(outcomes: Sequence[Outcome], name: str) -> RingResult:
         parts[0],
         errors={region: torch.cat([part.errors[region] for part in parts]) for region in parts[0].errors},
         folds=sum(part.folds for part in parts),
-        unfolded=sum(part.unfolded for part in parts),
+        before=parts[0].before.and_of([part.before for part in parts[1:]]),
     )
 
 

@@ -214,7 +214,7 @@ def _make_level(
     centre_moving: Array,
     centre_fixed: Array,
 ) -> _Level:
-    grid, fixed_grid = _grid_at(moving, resolution), _grid_at(fixed, resolution)
+    grid, fixed_grid = grid_at(moving, resolution), grid_at(fixed, resolution)
     around = fixed_grid.affine.copy()
     around[:-1, -1] -= centre_fixed
     ((_, points),) = positions(around, fixed_grid.shape, source[0].device, at_a_time=math.prod(fixed_grid.shape))
@@ -239,7 +239,7 @@ def _known(mask: Tensor | None, grid: Grid) -> tuple[Tensor | None, float]:
     return coarse, math.prod(grid.shape) if coarse is None else float(coarse.sum())
 
 
-def _grid_at(image: Image, resolution: float) -> Grid:
+def grid_at(image: Image, resolution: float) -> Grid:
     """The box of an image with voxels of about `resolution` millimetres, not smaller than they are. Shear is welcome."""
     sizes = zip(image.shape, voxel_size(image.affine), strict=True)
     shape = tuple(max(min(n, 8), round((n - 1) * min(1, s / resolution)) + 1) for n, s in sizes)

@@ -22,8 +22,8 @@ from metreg.metric.simplex import to_simplex
 from metreg.similarity import Similarity
 from metreg.solve.multiscale import Level, levels, map_grid_of
 from metreg.solve.optimise import minimise
+from metreg.solve.repair import look_for_folds, repair_folds
 from metreg.solve.result import Record, Registration
-from metreg.solve.unfold import unfold
 
 WeightsOf = Callable[..., Tensor]
 """`(m, grid=...)`: from a momentum and its grid to the weights (B, N, *S) there."""
@@ -73,11 +73,14 @@ def register_pair(
 
     assert m is not None
     metric = metric.at(m)
-    m, lowered = unfold(m, metric, scene.map_grid, settings.flow)
+    if settings.solve.repair:
+        m, repair = repair_folds(m, metric, scene.map_grid, settings.flow)
+    else:
+        repair = look_for_folds(m, metric, scene.map_grid, settings.flow)
     with torch.no_grad():
         final = {name: float(value.sum()) for name, value in objective(m, metric, scene)._asdict().items()}
         phi_inv, phi = maps_of(m, metric, scene.map_grid, settings.flow)
-    return Registration(m, metric, phi_inv, phi, scene.map_grid, history, final, lowered)
+    return Registration(m, metric, phi_inv, phi, scene.map_grid, history, final, repair)
 
 
 def _passes(level: Level, weights: Tensor | WeightsOf | None) -> list[tuple[Tensor | WeightsOf | None, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -23,6 +24,17 @@ class Record:
     """How many there are at this level, at most."""
 
 
+class Repair(NamedTuple):
+    """How the maps of a batch folded before any repair, and which were repaired, each (B,)."""
+
+    repaired: Tensor
+    """Whether the momentum was changed at places, where the map folded or nearly did."""
+    folds: Tensor
+    """Voxels that folded before, by the strict test."""
+    smallest: Tensor
+    """A lower bound of the determinant before."""
+
+
 @dataclass(frozen=True)
 class Registration:
     """Pairs, registered. Maps are absolute positions (B, D, *S) on `grid`."""
@@ -37,5 +49,4 @@ class Registration:
     history: list[Record]
     energy: dict[str, float]
     """The terms at the end, at the finest level."""
-    unfolded: Tensor
-    """Pairs (B,) whose momentum was lowered at places, where the map would have folded."""
+    repair: Repair

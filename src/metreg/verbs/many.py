@@ -23,7 +23,7 @@ from metreg.options import (
     Seed,
     with_options,
 )
-from metreg.terminal import show_epochs, show_steps
+from metreg.terminal import say_what_is_chosen, show_epochs, show_steps
 
 
 def train(
@@ -146,6 +146,7 @@ def evaluate(
     from metreg.methods import choose_methods, methods_of
     from metreg.report.evaluation import NAMES
 
+    say_what_is_chosen(quiet)
     named = metric if metric or not transforms else []
     metrics, settings = choose_methods(files, named, preset=preset, config=config, changes=more)
     methods = methods_of(metrics, transforms or [], reference)

@@ -11,7 +11,7 @@ import typer
 
 from metreg.checks import MetregError
 from metreg.options import Affine, Changes, Config, Device, Json, Out, Overwrite, Preset, Quiet, Seed, with_options
-from metreg.terminal import show_iterations, show_table, summary_table
+from metreg.terminal import say_what_is_chosen, show_iterations, show_table, summary_table
 
 
 def register(
@@ -22,7 +22,7 @@ def register(
         str | None,
         typer.Option(
             help="The regulariser: global, brain-t1 or a metric file.",
-            show_default="brain-t1 for heads in 3-D, else global",
+            show_default="brain-t1 for T1 brains without skulls, else global",
         ),
     ] = None,
     weights: Annotated[
@@ -71,24 +71,24 @@ def register(
     gc.disable()  # libraries make a million objects that stay: they need not be looked through, nor often
     try:
         from metreg import pipeline
-        from metreg.choice import choose
-        from metreg.results import NAMES
+        from metreg.folder import NAMES
     finally:
         gc.freeze()
         gc.set_threshold(100_000)
         gc.enable()
-    metric, settings = choose(fixed, metric, preset=preset, config=config, changes=more, weights=weights is not None)
-
     given = (moving, fixed, moving_mask, fixed_mask, moving_labels, fixed_labels, weights)
     for path in given:
         if path is not None and path.name in NAMES and path.resolve().parent == out.resolve():
             raise MetregError(f"output: {path} is an input and would be replaced; choose another folder")
+    say_what_is_chosen(quiet)
     with show_iterations(quiet) as on_iteration:
         result = pipeline.register(
             moving,
             fixed,
             metric=metric,
-            settings=settings,
+            preset=preset,
+            config=config,
+            changes=more,
             weights=weights,
             moving_mask=moving_mask,
             fixed_mask=fixed_mask,
@@ -99,11 +99,10 @@ def register(
             on_iteration=on_iteration,
         )
         result.save(out, overwrite=overwrite)
-    told = (out / "result.json").read_text(encoding="utf-8")
     if as_json:
-        typer.echo(told)
+        typer.echo(json.dumps(result.summary, indent=2))
     elif not quiet:
-        show_table(summary_table(json.loads(told), out))
+        show_table(summary_table(result.summary, out))
 
 
 def apply(

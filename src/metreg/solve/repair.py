@@ -1,20 +1,22 @@
-"""No folds as written: where a map is not certified to be invertible, the momentum is changed as little as makes it so."""
+"""Repair of folds: where a map is not certified to be invertible, the momentum is changed as little as makes it so."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from metreg.config import FlowSettings
 from metreg.energy import Energy, Slope, too_far
-from metreg.flow.maps import bernstein_coefficients, bernstein_minimum
+from metreg.flow.maps import bernstein_coefficients, bernstein_minimum, count_folds
 from metreg.flow.stationary import FASTEST, flow
 from metreg.grid import Grid
 from metreg.metric.multi_gaussian import MultiGaussian
 from metreg.solve.lbfgs import Lbfgs
+from metreg.solve.result import Repair
 from metreg.solve.timesteps import TimeSteps
 
 MARGIN = 1e-3
@@ -27,35 +29,55 @@ LOWER = 0.9
 """What is left of a momentum then, each time."""
 
 
+class Repaired(NamedTuple):
+    """Momenta (B, D, *S) whose maps fold nowhere, and what was found before."""
+
+    m: Tensor
+    repair: Repair
+
+
 @torch.no_grad()
-def unfold(m: Tensor, metric: MultiGaussian, grid: Grid, settings: FlowSettings) -> tuple[Tensor, Tensor]:
-    """The momenta, changed where the map's determinant may fall below the margin, and which were, (B,).
+def look_for_folds(m: Tensor, metric: MultiGaussian, grid: Grid, settings: FlowSettings) -> Repair:
+    """How the maps of momenta fold. Nothing is repaired."""
+    phi_inv = flow(metric.sharp(m), grid, integrator=settings.integrator, steps=settings.steps)
+    smallest = bernstein_minimum(phi_inv, grid).flatten(1).amin(1)
+    folds = torch.zeros(len(m), dtype=torch.long, device=m.device)
+    if bool((smallest <= 0).any()):
+        folds = count_folds(phi_inv, grid)
+    return Repair(torch.zeros_like(folds, dtype=torch.bool), folds, smallest)
+
+
+@torch.no_grad()
+def repair_folds(m: Tensor, metric: MultiGaussian, grid: Grid, settings: FlowSettings) -> Repaired:
+    """The momenta, changed where the map's determinant may fall below the margin.
 
     They go down the slope of (GOAL - determinant)+^2 in the metric's own product: the least change of velocity that helps.
     Pairs at which nothing is wrong are left as they are. A momentum of zero makes the identity: it must end.
     """
-    changed = still = _folds(m, metric, grid, settings)
-    if not bool(still.any()):
-        return m, changed
+    before = look_for_folds(m, metric, grid, settings)
+    changed = before.smallest < MARGIN
+    if not bool(changed.any()):
+        return Repaired(m, before)
+    found = m
     steps = TimeSteps(settings, m)
     steps.count = None  # every flow finds its own
     search = Lbfgs(_Folding(metric, grid, settings), m, steps)
-    found = m
+    still = changed
     for _ in range(ROUNDS):
         search.iterate()
         found = torch.where(_each(changed, m), search.m, m)
-        still = _folds(found, metric, grid, settings)
+        still = _is_below_margin(found, metric, grid, settings)
         if not bool(still.any()):
-            return found, changed
+            break
         changed = changed | still  # the pairs of a batch share their time steps
     while bool(still.any()):
         found = torch.where(_each(still, m), LOWER * found, found)
-        still = _folds(found, metric, grid, settings)
+        still = _is_below_margin(found, metric, grid, settings)
         changed = changed | still
-    return found, changed
+    return Repaired(found, before._replace(repaired=changed))
 
 
-def _folds(m: Tensor, metric: MultiGaussian, grid: Grid, settings: FlowSettings) -> Tensor:
+def _is_below_margin(m: Tensor, metric: MultiGaussian, grid: Grid, settings: FlowSettings) -> Tensor:
     """Whose determinant may fall below the margin, (B,)."""
     phi_inv = flow(metric.sharp(m), grid, integrator=settings.integrator, steps=settings.steps)
     return (bernstein_minimum(phi_inv, grid) < MARGIN).flatten(1).any(1)

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from helpers import random_field
-from metreg.config import FlowSettings, MetricSettings
+from metreg.config import FlowSettings, MetricSettings, make_settings
 from metreg.fields import speed
 from metreg.flow.maps import bernstein_minimum, certify, count_folds
 from metreg.flow.stationary import flow
 from metreg.grid import Grid
-from metreg.solve.register import make_metric
-from metreg.solve.unfold import MARGIN, unfold
+from metreg.solve.register import make_metric, register_pair
+from metreg.solve.repair import MARGIN, repair_folds
 
 
 @pytest.mark.parametrize("shape", [(24, 22), (14, 13, 12)])
@@ -20,37 +20,36 @@ def test_maps_that_fold_no_longer_do_and_the_others_stay_as_they_are(shape: tupl
     m = random_field(2, len(shape), *shape, dtype=torch.float32) * torch.tensor([6.0, 0.1]).view(2, 1, *[1] * len(shape))
     before = flow(metric.sharp(m), grid)
     assert count_folds(before, grid).gt(0).tolist() == [True, False]
-    found, lowered = unfold(m, metric, grid, FlowSettings())
+    found, repair = repair_folds(m, metric, grid, FlowSettings())
     phi_inv = flow(metric.sharp(found), grid)
-    assert lowered.tolist() == [True, False] and not count_folds(phi_inv, grid).any()
+    assert repair.repaired.tolist() == [True, False]
+    assert torch.equal(repair.folds, count_folds(before, grid))
+    assert repair.smallest[0] < 0 < repair.smallest[1]
+    assert not count_folds(phi_inv, grid).any()
     assert certify(phi_inv[:1], grid).holds
     assert float(bernstein_minimum(phi_inv, grid).min()) >= MARGIN  # of all, with the time steps they share
     assert torch.equal(found[1], m[1])
     assert found[0].norm() > 0.3 * m[0].norm()
 
 
-def test_a_velocity_near_the_fastest_is_unfolded_too() -> None:
+def test_a_velocity_near_the_fastest_is_repaired_too() -> None:
     grid = Grid((24, 22), (1 / 24, 1 / 24))
     metric = make_metric(grid, MetricSettings(), like=torch.empty(0))
     m = random_field(1, 2, 24, 22, dtype=torch.float32)
     m *= 1500 / float(speed(metric.sharp(m), grid))
-    found, changed = unfold(m, metric, grid, FlowSettings())
-    assert bool(changed) and float(bernstein_minimum(flow(metric.sharp(found), grid), grid).min()) >= MARGIN
+    found, repair = repair_folds(m, metric, grid, FlowSettings())
+    assert bool(repair.repaired) and float(bernstein_minimum(flow(metric.sharp(found), grid), grid).min()) >= MARGIN
 
 
 def test_what_does_not_fold_is_left_alone() -> None:
     grid = Grid((12, 12), (0.05, 0.05))
     metric = make_metric(grid, MetricSettings(), like=torch.empty(0))
     m = 0.1 * random_field(1, 2, 12, 12, dtype=torch.float32)
-    assert unfold(m, metric, grid, FlowSettings())[0] is m
+    assert repair_folds(m, metric, grid, FlowSettings()).m is m
 
 
 def test_the_price_of_folding_keeps_maps_from_it() -> None:
     """Two stripes that must swap places: without a price the map folds, with one it hardly tries."""
-    from metreg.config import make_settings
-    from metreg.flow.maps import count_folds
-    from metreg.solve import register
-
     grid = Grid.unit_cube((40, 40))
     x = grid.points(torch.zeros(1))[:, :1]
     source = torch.exp(-(((x - 0.42) / 0.04) ** 2)) + 0.5 * torch.exp(-(((x - 0.58) / 0.04) ** 2))
@@ -59,9 +58,29 @@ def test_the_price_of_folding_keeps_maps_from_it() -> None:
     changes |= {"solve.iterations": [60, 60, 200]}
     folds = []
     for price in (0.0, 1000.0):
-        settings = make_settings(changes={**changes, "solve.folding": price})
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(register, "unfold", lambda m, *rest: (m, torch.zeros(len(m), dtype=torch.bool)))
-            found = register.register_pair(source, target, grid, settings)
-        folds.append(int(count_folds(found.phi_inv.double(), found.grid)))
+        settings = make_settings(changes={**changes, "solve.folding": price, "solve.repair": False})
+        found = register_pair(source, target, grid, settings)
+        folds.append(int(count_folds(found.phi_inv, found.grid)))
+        assert found.repair.folds.tolist() == [folds[-1]] and not bool(found.repair.repaired.any())
     assert 5 * folds[1] < folds[0]
+
+
+def test_folds_are_counted_before_they_are_repaired() -> None:
+    """The same two stripes: what the repair hides is told."""
+    grid = Grid.unit_cube((40, 40))
+    x = grid.points(torch.zeros(1))[:, :1]
+    source = torch.exp(-(((x - 0.42) / 0.04) ** 2)) + 0.5 * torch.exp(-(((x - 0.58) / 0.04) ** 2))
+    changes = {"solve.regularity": 0.01, "metric.weights": [0.5, 0.5, 0.0, 0.0], "similarity.name": "ssd"}
+    changes |= {"solve.folding": 0.0, "solve.iterations": [60, 60, 200]}
+    found = register_pair(source, source.flip(2), grid, make_settings(changes=changes))
+    assert int(found.repair.folds) > 0 and float(found.repair.smallest) < 0 and bool(found.repair.repaired)
+    assert not count_folds(found.phi_inv, found.grid).any()
+
+
+def test_presets_of_the_paper_do_not_repair() -> None:
+    assert [make_settings(name).solve.repair for name in ("default", "brain", "paper2d", "paper3d")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
