@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from metreg.grid import Grid
 from metreg.similarity import Similarity
 from metreg.solve import lbfgs
 from metreg.solve.lbfgs import MEMORY, Lbfgs
+from metreg.solve.optimise import minimise
 from metreg.solve.register import make_metric
 from metreg.solve.timesteps import TimeSteps
 
@@ -124,3 +127,37 @@ def test_a_step_into_nowhere_is_refused_too() -> None:
     for _ in range(6):
         search.iterate()
     assert bool((search.energy < before).all()) and bool(search.m.isfinite().all())
+
+
+@pytest.mark.parametrize("too_far", [1e4, 1e30, float("inf"), float("nan")])
+@pytest.mark.parametrize("steps", [None, 10])
+def test_a_step_beyond_all_measure_is_refused_and_the_search_goes_on(
+    too_far: float, steps: int | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a GPU time steps are fixed (10) while the search runs: it must not end there with an error either."""
+    given = problem([0, 1])
+    m = torch.zeros(2, 2, *given.scene.map_grid.shape, dtype=torch.float64)
+    monkeypatch.setattr(lbfgs, "FIRST_MOVE", too_far)
+    init = TimeSteps.__init__
+
+    def fixed(self: TimeSteps, *rest: object) -> None:
+        init(self, *rest)  # type: ignore[arg-type]
+        self.count = steps
+
+    monkeypatch.setattr(TimeSteps, "__init__", fixed)
+    settings = SolveSettings(regularity=0.5, folding=0.0, tolerance=0.0)
+    totals: list[float] = []
+    found = minimise(given, m, settings, iterations=40, on_iteration=lambda i, terms: totals.append(sum(terms.values())))
+    assert totals == sorted(totals, reverse=True) and found.isfinite().all()
+    assert "the search left out" in caplog.text
+    if too_far == 1e4:  # halved until it fits
+        assert totals[-1] < 0.9 * totals[0]
+
+
+def test_velocities_that_a_finer_grid_cannot_follow_are_shortened(caplog: pytest.LogCaptureFixture) -> None:
+    given = problem([0])
+    m = 1e9 * torch.randn(1, 2, *given.scene.map_grid.shape, dtype=torch.float64)
+    totals: list[float] = []
+    settings = SolveSettings(regularity=0.5, folding=0.0)
+    minimise(given, m, settings, iterations=5, on_iteration=lambda i, terms: totals.append(sum(terms.values())))
+    assert "were shortened" in caplog.text and all(map(math.isfinite, totals))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from metreg.energy import Energy, Slope
 from metreg.fields import speed
-from metreg.flow.stationary import reach
+from metreg.flow.stationary import FASTEST, reach
 from metreg.grid import Grid
 from metreg.solve.timesteps import TimeSteps
 
@@ -51,6 +51,8 @@ class Lbfgs:
         self.energy, self.slope, self.length = (torch.zeros(len(m), **number) for _ in range(3))
         self.energy.fill_(math.inf)
         self.refused, self.count = (torch.zeros(len(m), dtype=torch.long, device=m.device) for _ in range(2))
+        self.beyond = torch.zeros((), dtype=torch.long, device=m.device)
+        """Trial points whose velocity was beyond all measure. They were refused."""
         self.pairs = torch.arange(len(m), device=m.device)
         self.chunks = CHUNKS[m.device.type]
         size = m[0].numel()
@@ -76,10 +78,12 @@ class Lbfgs:
     def iterate(self) -> None:
         """Evaluate the trial point, take it or leave it, and choose the next one."""
         found = self.problem.slope(self.trial, self.steps.count)
-        self.steps.see(found.speed)
+        possible = found.speed < FASTEST  # false where it is not a number
+        self.beyond.add_((~possible).sum())
+        self.steps.see(torch.where(possible, found.speed, 0.0))
         terms = torch.stack(tuple(found.energy))
         energy = terms.sum(0, dtype=torch.float64)
-        good = energy <= self.energy + DECREASE * self.length * self.slope
+        good = possible & (energy <= self.energy + DECREASE * self.length * self.slope)
         if self.steps.count is not None:
             good &= found.speed <= reach(self.steps.count, self.steps.integrator)
         shorter = self._shorter(energy)

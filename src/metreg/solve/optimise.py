@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 
@@ -11,10 +12,14 @@ from torch import Tensor
 from metreg.checks import MetregError
 from metreg.config import SolveSettings
 from metreg.energy import Energy, Problem
+from metreg.flow.stationary import FASTEST
 from metreg.kernels.replay import Replay
 from metreg.solve.lbfgs import Lbfgs
 from metreg.solve.timesteps import TimeSteps
 
+log = logging.getLogger(__name__)
+
+STIFFER = "a larger solve.regularity keeps maps from that"
 PATIENCE = 10
 """Iterations over which the stop rule looks back."""
 THRESHOLD = 1e-4
@@ -39,7 +44,8 @@ def minimise(
         for terms in values.tolist():
             totals.append(sum(terms))
             if not math.isfinite(totals[-1]):
-                raise MetregError(f"the energy is not finite in iteration {len(totals)}: lower solve.learning_rate")
+                advice = "lower solve.learning_rate" if settings.optimiser == "sgd" else "raise solve.regularity"
+                raise MetregError(f"the energy is not finite in iteration {len(totals)}: {advice}")
             on_iteration(len(totals), dict(zip(Energy._fields, terms, strict=True)))
         if has_stalled(totals, settings.tolerance):
             break
@@ -116,6 +122,7 @@ def _pairwise_sgd(problem: Problem, m: Tensor, settings: SolveSettings, iteratio
 def _lbfgs(problem: Problem, m: Tensor, settings: SolveSettings, iterations: int) -> Iterator[Tensor]:
     """The energies by term of the best momenta so far, (iterations, terms), a few iterations at a time."""
     steps = TimeSteps(problem.flow, m)
+    _slow_down(problem, m)
     steps.begin_at(problem.metric.motion(m).speed)
     search = Lbfgs(problem, m, steps)
     values = m.new_zeros(iterations, len(Energy._fields))
@@ -136,3 +143,19 @@ def _lbfgs(problem: Problem, m: Tensor, settings: SolveSettings, iterations: int
             again = Replay(iterate, m.device)
         m.copy_(search.m)
         yield values[first:last]
+    beyond = int(search.beyond)
+    if beyond:
+        log.warning("the search left out %d steps that led too far, and kept the best before; %s", beyond, STIFFER)
+
+
+@torch.no_grad()
+def _slow_down(problem: Problem, m: Tensor) -> None:
+    """Shorten, in place, momenta of a coarser level whose velocity would be too fast on the finer grid."""
+    speeds = problem.metric.motion(m).speed
+    too_fast = ~(speeds < FASTEST)
+    if not bool(too_fast.any()):
+        return
+    log.warning("%d velocities of a coarser level were too fast, and were shortened; %s", int(too_fast.sum()), STIFFER)
+    factor = torch.where(too_fast, 0.5 * FASTEST / speeds, 1.0)
+    factor = torch.where(factor.isfinite(), factor, 0.0)
+    m.mul_(factor.view(-1, *[1] * (m.dim() - 1))).nan_to_num_(0.0, 0.0, 0.0)
