@@ -149,9 +149,10 @@ def test_a_step_beyond_all_measure_is_refused_and_the_search_goes_on(
     totals: list[float] = []
     found = minimise(given, m, settings, iterations=40, on_iteration=lambda i, terms: totals.append(sum(terms.values())))
     assert totals == sorted(totals, reverse=True) and found.isfinite().all()
-    assert "the search left out" in caplog.text
-    if too_far == 1e4:  # halved until it fits
-        assert totals[-1] < 0.9 * totals[0]
+    if math.isfinite(too_far):  # shortened until it fits
+        assert totals[-1] < 0.9 * totals[0] and not caplog.text
+    else:
+        assert "the best map before is taken" in caplog.text
 
 
 def test_velocities_that_a_finer_grid_cannot_follow_are_shortened(caplog: pytest.LogCaptureFixture) -> None:
@@ -161,3 +162,14 @@ def test_velocities_that_a_finer_grid_cannot_follow_are_shortened(caplog: pytest
     settings = SolveSettings(regularity=0.5, folding=0.0)
     minimise(given, m, settings, iterations=5, on_iteration=lambda i, terms: totals.append(sum(terms.values())))
     assert "were shortened" in caplog.text and all(map(math.isfinite, totals))
+
+
+def test_time_steps_grow_with_the_speed_at_most_twofold_at_a_time() -> None:
+    steps = TimeSteps(FlowSettings(steps=10), torch.zeros(1))
+    steps.count = 10
+    steps.see(torch.tensor([1999.0]))
+    assert steps.were_too_few() and steps.count == 20
+    steps.see(torch.tensor([25.0]))
+    assert not steps.were_too_few() and steps.count == 20
+    steps.begin_at(torch.tensor([1999.0]))
+    assert steps.count is not None and steps.count > 900

@@ -58,9 +58,7 @@ def reach(steps: int, integrator: Integrator) -> float:
 def needed_steps(fastest: float, integrator: Integrator) -> int:
     """The least number of steps whose reach is `fastest`."""
     if not fastest < FASTEST:  # so also where it is not a number
-        raise MetregError(
-            "the velocity is huge or not finite: lower solve.learning_rate (sgd), or raise solve.regularity"
-        )
+        raise MetregError("the velocity is huge or not finite: lower solve.learning_rate (sgd), or raise solve.regularity")
     if integrator == "squaring":
         return max(1, math.ceil(math.log2(max(2 * fastest, 1))))
     return max(1, math.ceil(fastest / RK4_REACH))

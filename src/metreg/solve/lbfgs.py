@@ -51,8 +51,8 @@ class Lbfgs:
         self.energy, self.slope, self.length = (torch.zeros(len(m), **number) for _ in range(3))
         self.energy.fill_(math.inf)
         self.refused, self.count = (torch.zeros(len(m), dtype=torch.long, device=m.device) for _ in range(2))
-        self.beyond = torch.zeros((), dtype=torch.long, device=m.device)
-        """Trial points whose velocity was beyond all measure. They were refused."""
+        self.beyond = torch.zeros(len(m), dtype=torch.bool, device=m.device)
+        """Pairs of which a trial point had a velocity beyond all measure, and was refused."""
         self.pairs = torch.arange(len(m), device=m.device)
         self.chunks = CHUNKS[m.device.type]
         size = m[0].numel()
@@ -79,7 +79,7 @@ class Lbfgs:
         """Evaluate the trial point, take it or leave it, and choose the next one."""
         found = self.problem.slope(self.trial, self.steps.count)
         possible = found.speed < FASTEST  # false where it is not a number
-        self.beyond.add_((~possible).sum())
+        self.beyond.logical_or_(~possible)
         self.steps.see(torch.where(possible, found.speed, 0.0))
         terms = torch.stack(tuple(found.energy))
         energy = terms.sum(0, dtype=torch.float64)

@@ -14,6 +14,7 @@ from metreg.config import SolveSettings
 from metreg.energy import Energy, Problem
 from metreg.flow.stationary import FASTEST
 from metreg.kernels.replay import Replay
+from metreg.solve.lbfgs import PATIENCE as STUCK
 from metreg.solve.lbfgs import Lbfgs
 from metreg.solve.timesteps import TimeSteps
 
@@ -143,9 +144,9 @@ def _lbfgs(problem: Problem, m: Tensor, settings: SolveSettings, iterations: int
             again = Replay(iterate, m.device)
         m.copy_(search.m)
         yield values[first:last]
-    beyond = int(search.beyond)
-    if beyond:
-        log.warning("the search left out %d steps that led too far, and kept the best before; %s", beyond, STIFFER)
+    stuck = int((search.beyond & (search.refused >= STUCK)).sum())
+    if stuck:
+        log.warning("the search of %d pairs kept leading too far; the best map before is taken; %s", stuck, STIFFER)
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from metreg.config import FlowSettings
-from metreg.flow.stationary import needed_steps, reach
+from metreg.flow.stationary import FASTEST, needed_steps, reach
 
 
 class TimeSteps:
@@ -26,17 +26,24 @@ class TimeSteps:
 
     def begin_at(self, speeds: Tensor) -> None:
         """Take as many steps as these speeds need."""
-        self.see(speeds)
-        self.were_too_few()
+        if self.count is not None:
+            self.count = max(self.count, self._needed(float(speeds.max())))
 
     def were_too_few(self) -> bool:
-        """Whether a speed seen since the last call was too fast. If so there are more steps now."""
+        """Whether a speed seen since the last call was too fast. If so there are more steps now.
+
+        At most twice as many: one trial that led far should not make all later ones expensive.
+        """
         if self.count is None:
             return False
         fastest = float(self.fastest)
         self.fastest.zero_()
         few = not fastest <= reach(self.count, self.integrator)
         if few:
-            spare = 1.25 if self.integrator == "rk4" else 1.0
-            self.count = needed_steps(spare * fastest, self.integrator)
+            self.count = min(self._needed(fastest), 2 * self.count)
         return few
+
+    def _needed(self, fastest: float) -> int:
+        spare = 1.25 if self.integrator == "rk4" else 1.0
+        least = needed_steps(fastest, self.integrator)
+        return max(least, needed_steps(min(spare * fastest, 0.99 * FASTEST), self.integrator))
