@@ -24,7 +24,8 @@ WALK = """
     evaluate.overlap evaluate.displacement evaluate.rings evaluate.statistics evaluate.regions evaluate.regularity
     evaluate.measure report.tables report.planes report.sheet report.plots report.boxes report.viewer report.layers
     report.page report.pair report.evaluation report.training report.metric folder results methods pipeline apply synth
-    training evaluation inspection reproduce.synthetic2d reproduce.rings_report reproduce.findings reproduce.parts
+    training evaluation inspection reproduce.ring_runs reproduce.converged reproduce.synthetic2d
+    reproduce.ring_claims reproduce.rings_report reproduce.findings reproduce.parts
     reproduce.slices2d reproduce.klein2009 reproduce.klein3d demo bench.iteration bench.speed bench.stopwatch bench.process
     bench.environment
     bench.peer_greedy bench.peer_ants bench.peer_fireants bench.peer_metreg bench.alignment bench.tools bench.peers

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +51,12 @@ class RingBatch:
     def grid(self) -> Grid:
         return self.pairs.grid
 
+    def part(self, first: int, last: int) -> RingBatch:
+        """The pairs from one number to before another."""
+        images = TrainingPairs.of(self.pairs.source[first:last], self.pairs.target[first:last], self.grid)
+        tensors = (self.phi_inv, self.labels, self.source_labels, self.weights)
+        return RingBatch(images, *[tensor[first:last] for tensor in tensors])
+
 
 class FoldCount(NamedTuple):
     """Folds of many maps before they were repaired, and how many were."""
@@ -91,6 +97,8 @@ class RingResult:
     """Their mean over all points of all pairs, (N,)."""
     agreement: dict[str, float] = field(default_factory=dict)
     """How sigma(x) compares with the truth."""
+    energy: float = 0.0
+    """Mean over the pairs, at the end."""
     before: FoldCount = field(default_factory=lambda: FoldCount())
     """Folds before any repair."""
 
@@ -112,7 +120,8 @@ def register_rings(
     found = register_pair(source, target, batch.grid, settings, weights=local)
     folds = int(count_folds(found.phi_inv.double(), found.grid).sum())
     result = measure(batch, upsample(found.phi_inv, batch.grid).cpu(), folds)
-    result = replace(result, before=FoldCount.of(found.repair))
+    energy = sum(found.energy.values()) / len(batch.pairs)
+    result = replace(result, energy=energy, before=FoldCount.of(found.repair))
     if weights is None:
         return result
     used = found.metric.w.cpu()
@@ -136,7 +145,8 @@ def save_result(path: Path, result: RingResult, *, seconds: float) -> None:
     tensors = {**result.errors, "phi_inv": result.phi_inv}
     if result.weights is not None and result.mean_weights is not None:
         tensors |= {"weights": result.weights, "mean_weights": result.mean_weights}
-    facts = {"folds": result.folds, "before": result.before._asdict(), "agreement": result.agreement, "seconds": seconds}
+    facts: dict[str, Any] = {"folds": result.folds, "energy": result.energy}
+    facts |= {"before": result.before._asdict(), "agreement": result.agreement, "seconds": seconds}
     with whole_file(path, overwrite=False) as temporary:
         write_tensors(temporary, tensors, form=FORMAT, header={"facts": json.dumps(facts)})
 
@@ -152,6 +162,7 @@ def load_result(path: Path) -> tuple[RingResult, float]:
         weights=tensors.get("weights"),
         mean_weights=tensors.get("mean_weights"),
         agreement=facts["agreement"],
+        energy=facts["energy"],
         before=FoldCount(**facts["before"]),
     )
     return result, facts["seconds"]

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from metreg.checks import MetregError
 from metreg.config import Settings, changed
 from metreg.data.whole import whole_file, write_whole
-from metreg.evaluate.rings import FoldCount, RingResult, sigma_of
+from metreg.evaluate.rings import RingResult, sigma_of
 from metreg.grid import Array
 from metreg.interpolate import upsample
 from metreg.pipeline import version_of
@@ -24,7 +24,21 @@ from metreg.report.page import Section, png, render
 from metreg.report.planes import Plane, cuts, plane_of_map
 from metreg.report.plots import energy_curves, metric_panels, weight_maps
 from metreg.report.tables import Table, markdown_table
-from metreg.reproduce.synthetic2d import FULL, MAIN, QUICK, SAID, Outcome, Plan, Tell, experiment, pooled, summarise
+from metreg.reproduce.converged import KINDS, NONE
+from metreg.reproduce.ring_claims import claims, say_folds_before
+from metreg.reproduce.synthetic2d import (
+    FULL,
+    MAIN,
+    QUICK,
+    SAID,
+    Outcome,
+    Plan,
+    Tell,
+    experiment,
+    pooled,
+    summarise,
+    together,
+)
 
 COLUMNS = (
     "method",
@@ -34,10 +48,12 @@ COLUMNS = (
     "ring, quartiles",
     "correlation",
     "contrast",
+    "energy",
     "folds before repair",
     "folds",
 )
-FIGURES = ("errors", "panels", "weights", "learning")
+END_COLUMNS = ("method", "lambda", "disc", "ring", "disc, quartiles", "ring, quartiles", "energy", "folds before repair")
+FIGURES = ("errors", "panels", "weights", "learning", "silent")
 TABLES = ("table.csv", "table.md", "summary.json", "summary.md", "report.html")
 NAMES = frozenset({*TABLES, *[f"{name}.png" for name in FIGURES], "runs"})
 """What is written into the folder."""
@@ -81,7 +97,7 @@ def write_report(out: Path, plan: Plan, settings: Settings, outcomes: Sequence[O
     }
     rows = table_rows(outcomes)
     figures = make_figures(outcomes, settings)
-    for name, figure in zip(FIGURES, figures.values(), strict=True):
+    for name, figure in zip(FIGURES, figures.values(), strict=False):
         write_whole(out / f"{name}.png", png(figure))
     with whole_file(out / "table.csv", overwrite=True) as path, path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([COLUMNS, *rows])
@@ -93,7 +109,8 @@ def write_report(out: Path, plan: Plan, settings: Settings, outcomes: Sequence[O
         said_of(plan),
         [
             Section("The paper's claims", [Table("", ("claim", "here", "measured"), held)]),
-            Section("Displacement error in pixels, medians over test pairs", [Table("", COLUMNS, rows)]),
+            Section(FIRST, [Table("", COLUMNS, rows)], ERRORS),
+            *[Section(title, [Table("", END_COLUMNS, lines)], ERRORS) for title, lines in end_tables(outcomes).items()],
             *[Section(title, [figure]) for title, figure in figures.items()],
         ],
         settings=settings.to_toml(),
@@ -104,6 +121,52 @@ def write_report(out: Path, plan: Plan, settings: Settings, outcomes: Sequence[O
     write_whole(out / "summary.json", text)
     told: dict[str, Any] = json.loads(text)
     return told
+
+
+FIRST = "1. The paper's protocol: stochastic gradient descent"
+SECOND = "2. The same pairs and the same energy, converged"
+THIRD = "3. Converged, where images say little"
+ERRORS = "Displacement error in pixels, medians over test pairs."
+
+
+def end_tables(outcomes: Sequence[Outcome]) -> dict[str, list[tuple[str, ...]]]:
+    """The second and the third part: rows of END_COLUMNS by title."""
+    first = outcomes[0]
+    tables: dict[str, list[tuple[str, ...]]] = {}
+    if first.converged:
+        tables[SECOND] = [
+            _end_row(name, "as in the paper", together([outcome.converged[name] for outcome in outcomes]))
+            for name in first.converged
+        ]
+    for kind, methods in first.silent.items():
+        lines = []
+        for name in methods:
+            tuned = [outcome.silent[kind][name] for outcome in outcomes]
+            chosen = ", ".join(f"{regularity:g}" for regularity in sorted({found.regularity for found in tuned}))
+            lines.append(_end_row(name, chosen, together([found.result for found in tuned])))
+        tables[f"{THIRD}: {KINDS[kind].said}"] = lines
+    return tables
+
+
+def _end_row(name: str, regularity: str, result: RingResult) -> tuple[str, ...]:
+    registered = name != NONE
+    return (
+        SAID[name],
+        regularity if registered else "",
+        *_errors(result),
+        f"{result.energy:.4g}" if registered else "",
+        say_folds_before(result.before) if registered else "",
+    )
+
+
+def _errors(result: RingResult) -> list[str]:
+    """Median errors in disc and ring, and their quartiles."""
+    medians = result.medians()
+    cells = [f"{medians[region]:.2f}" for region in ("disc", "ring")]
+    for region in ("disc", "ring"):
+        low, high = result.errors[region].quantile(torch.tensor([0.25, 0.75])).tolist()
+        cells.append(f"{low:.2f} to {high:.2f}")
+    return cells
 
 
 def said_of(plan: Plan) -> str:
@@ -119,83 +182,22 @@ def table_rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
     """A row for every method, in COLUMNS."""
     summary = summarise(outcomes)
     rows = []
-    for name, median in summary["errors_px"].items():
+    for name in summary["errors_px"]:
         result = pooled(outcomes, name)
-        quartiles = [result.errors[region].quantile(torch.tensor([0.25, 0.75])).tolist() for region in ("disc", "ring")]
         learned = name in summary["sigma_correlation"]
+        registered = name != NONE
         rows.append(
             (
                 SAID[name],
-                *[f"{median[region]:.2f}" for region in ("disc", "ring")],
-                *[f"{low:.2f} to {high:.2f}" for low, high in quartiles],
+                *_errors(result),
                 f"{summary['sigma_correlation'][name]:.3f}" if learned else "",
                 f"{summary['sigma_contrast'][name]:.4f}" if learned else "",
-                say_folds_before(result.before),
+                f"{result.energy:.4g}" if registered else "",
+                say_folds_before(result.before) if registered else "",
                 str(result.folds),
             )
         )
     return rows
-
-
-def say_folds_before(count: FoldCount) -> str:
-    """Voxels that folded before any repair, in how many pairs, and the smallest determinant."""
-    if count.voxels == 0:
-        return "0"
-    return f"{count.voxels} in {count.pairs} ({count.smallest:.2f})"
-
-
-def claims(outcomes: Sequence[Outcome]) -> list[tuple[str, bool, str]]:
-    """What the paper says of this experiment, whether it held here, and the numbers."""
-    summary = summarise(outcomes)
-    errors, main = summary["errors_px"], [name for name in MAIN if name in summary["errors_px"]]
-    regions = ("disc", "ring")
-
-    def listed(values: Sequence[float], digits: int = 2) -> str:
-        return ", ".join(f"{value:.{digits}f}" for value in values)
-
-    def below(others: Sequence[str]) -> bool:
-        return all(errors[name][r] < errors[other][r] for name in main for other in others for r in regions)
-
-    shares = [errors[name][r] / errors["global"][r] for name in main for r in regions]
-    learned = [name for name in errors if name.startswith("omt")]
-    sigmas = [summary["sigma_mean"][name] for name in main]
-    found = [
-        (
-            "Median errors are below one pixel for all penalties",
-            all(errors[name][r] < 1 for name in learned for r in regions),
-            f"largest: {max(errors[name][r] for name in learned for r in regions):.2f} px over {len(learned)} settings",
-        ),
-        (
-            "At most 0.6 px in the disc and 0.4 px in the ring for every OMT penalty",
-            all(errors[name]["disc"] <= 0.6 and errors[name]["ring"] <= 0.4 for name in main),
-            f"disc {listed([errors[n]['disc'] for n in main])}; ring {listed([errors[n]['ring'] for n in main])}",
-        ),
-        (
-            "At most half the error of the global metric at equally many iterations",
-            max(shares) <= 0.5,
-            f"shares of it: {listed(shares)}",
-        ),
-        (
-            "sigma(x) follows the truth: large in background and disc, small in the ring",
-            all(summary["sigma_correlation"][n] >= 0.95 and summary["sigma_contrast"][n] >= 0.01 for n in main),
-            f"correlation {listed([summary['sigma_correlation'][n] for n in main], 3)}; background minus ring "
-            f"{listed([summary['sigma_contrast'][n] for n in main], 4)} (true {summary['sigma_contrast_true']:.4f})",
-        ),
-        (
-            "sigma(x) is stable and rises slightly with the OMT penalty",
-            sigmas == sorted(sigmas),
-            f"mean sigma {listed(sigmas, 4)} for OMT {', '.join(name.removeprefix('omt') for name in main)}",
-        ),
-    ]
-    controls = [name for name in ("constant", "constant_learned") if name in errors]
-    if controls:
-        numbers = "; ".join(f"{SAID[n]} {listed([errors[n][r] for r in regions])}" for n in controls)
-        found.append(("The local metric beats constant weights, also learned ones", below(controls), numbers))
-    maps = len(pooled(outcomes, learned[0]).errors["disc"]) * len(learned)
-    counts = [pooled(outcomes, name).before for name in learned]
-    before = counts[0].and_of(counts[1:])
-    found.append(("No folds, before any repair", before.voxels == 0, f"{say_folds_before(before)} of {maps} maps"))
-    return found
 
 
 def summary_page(plan: Plan, outcomes: Sequence[Outcome], rows: Sequence[Sequence[str]]) -> str:
@@ -206,7 +208,8 @@ def summary_page(plan: Plan, outcomes: Sequence[Outcome], rows: Sequence[Sequenc
         f"# The paper's synthetic experiment\n\n{said_of(plan)} "
         f"Training and registration took {seconds / 60:.1f} minutes.\n\n"
         f"## Which claims held\n\n{markdown_table(('claim', 'held', 'measured'), held)}\n"
-        f"## Displacement error in pixels, medians over test pairs\n\n{markdown_table(COLUMNS, rows)}"
+        f"## {FIRST}\n\n{ERRORS}\n\n{markdown_table(COLUMNS, rows)}"
+        + "".join(f"\n## {title}\n\n{markdown_table(END_COLUMNS, lines)}" for title, lines in end_tables(outcomes).items())
     )
 
 
@@ -223,7 +226,7 @@ def make_figures(outcomes: Sequence[Outcome], settings: Settings) -> dict[str, F
     def spread(w: Array) -> Array:
         return sigma_of(torch.from_numpy(w)[None], sigma)[0].numpy()
 
-    return {
+    figures = {
         "Displacement errors over the test pairs": error_boxes(
             {SAID[name]: {region: values.numpy() for region, values in found.items()} for name, found in errors.items()}
         ),
@@ -240,6 +243,19 @@ def make_figures(outcomes: Sequence[Outcome], settings: Settings) -> dict[str, F
             first.histories[label], unit="epoch"
         ),
     }
+    if "silent" in first.silent:
+        figures["Displacement errors where images have no texture, converged"] = error_boxes(
+            {
+                SAID[name]: {
+                    region: torch.cat(
+                        [outcome.silent["silent"][name].result.errors[region] for outcome in outcomes]
+                    ).numpy()
+                    for region in ("disc", "ring")
+                }
+                for name in first.silent["silent"]
+            }
+        )
+    return figures
 
 
 def plane_shown(outcome: Outcome, result: RingResult) -> Plane:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,20 +10,10 @@ from typing import Any
 import torch
 
 from metreg.config import Settings, changed
-from metreg.data.whole import whole_file
-from metreg.energy import Energy
-from metreg.evaluate.rings import (
-    RingBatch,
-    RingResult,
-    do_nothing,
-    load_result,
-    register_rings,
-    save_result,
-)
-from metreg.learn.train import read_log, train
+from metreg.evaluate.rings import RingBatch, RingResult, do_nothing
 from metreg.metric.learned import LearnedMetric
-from metreg.metric.store import MetricFile, load_metric, save_metric
-from metreg.solve.multiscale import map_grid_of
+from metreg.reproduce.converged import CONSTANT, GLOBAL, KINDS, NONE, TRUE, Tuned, register_converged, register_silent
+from metreg.reproduce.ring_runs import History, RingRuns
 from metreg.synthetic import ring_pair
 
 
@@ -39,8 +28,17 @@ class Plan:
     iterations: tuple[int, int] = (250, 500)
     variants: tuple[str, ...] = ("omt15", "omt50", "omt100")
     seeds: int = 1
+    converged: int = 300
+    """Iterations of L-BFGS after which nothing changes any more."""
+    silent_pairs: tuple[int, int] = (40, 100)
+    """Pairs without texture: those on which lambda is chosen, and those that are measured."""
+    regularities: tuple[float, ...] = (1.0, 3.0, 30.0, 300.0, 1000.0)
+    """Lambdas to choose from where images are silent."""
+    kinds: tuple[str, ...] = tuple(KINDS)
 
 
+LEARNED = "omt50"
+"""The one that is compared in all three parts."""
 MAIN = ("omt15", "omt50", "omt100")
 VARIANTS: dict[str, dict[str, Any]] = {
     **{f"omt{omt}": {"learned.transport": float(omt)} for omt in (15, 50, 100)},
@@ -75,7 +73,16 @@ SAID = {
 """How the methods are called in tables, in their order there."""
 
 FULL = Plan(variants=tuple(VARIANTS), seeds=3)
-QUICK = Plan(training_pairs=24, test_pairs=8, epochs=(20, 30), batch=24, iterations=(100, 150))
+QUICK = Plan(
+    training_pairs=24,
+    test_pairs=8,
+    epochs=(20, 30),
+    batch=24,
+    iterations=(100, 150),
+    converged=150,
+    silent_pairs=(8, 16),
+    regularities=(1.0, 30.0, 300.0),
+)
 
 
 @dataclass
@@ -84,9 +91,13 @@ class Outcome:
 
     test: RingBatch
     results: dict[str, RingResult] = field(default_factory=dict)
+    """By the paper's protocol: stochastic gradient descent, so many iterations."""
+    converged: dict[str, RingResult] = field(default_factory=dict)
+    """The same pairs, the same energy, minimised to the end."""
+    silent: dict[str, dict[str, Tuned]] = field(default_factory=dict)
+    """By kind of image that says little, to the end, each method with the lambda that suits it."""
     models: dict[str, LearnedMetric] = field(default_factory=dict)
-    histories: dict[str, list[tuple[int, dict[str, float]]]] = field(default_factory=dict)
-    """Stage and mean energy by term of every epoch."""
+    histories: dict[str, History] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def summary(self) -> dict[str, Any]:
@@ -110,20 +121,37 @@ def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "folds": sum(result.folds for outcome in outcomes for result in outcome.results.values()),
         "folds_by_method": {name: pooled(outcomes, name).folds for name in names},
         "folds_before_repair": {name: pooled(outcomes, name).before._asdict() for name in names},
+        "converged": [{name: _facts(result) for name, result in outcome.converged.items()} for outcome in outcomes],
+        "silent": [
+            {
+                kind: {name: {"lambda": tuned.regularity, **_facts(tuned.result)} for name, tuned in methods.items()}
+                for kind, methods in outcome.silent.items()
+            }
+            for outcome in outcomes
+        ],
         "seconds": {
             name: round(sum(outcome.seconds.get(name, 0.0) for outcome in outcomes), 1) for name in outcomes[0].seconds
         },
     }
 
 
+def _facts(result: RingResult) -> dict[str, Any]:
+    return {**result.medians(), "energy": result.energy, "folds_before_repair": result.before._asdict()}
+
+
 def pooled(outcomes: Sequence[Outcome], name: str) -> RingResult:
     """One method on the test pairs of all seeds."""
-    parts = [outcome.results[name] for outcome in outcomes]
+    return together([outcome.results[name] for outcome in outcomes])
+
+
+def together(parts: Sequence[RingResult]) -> RingResult:
+    """What was found on several batches."""
     return replace(
         parts[0],
         errors={region: torch.cat([part.errors[region] for part in parts]) for region in parts[0].errors},
         folds=sum(part.folds for part in parts),
         before=parts[0].before.and_of([part.before for part in parts[1:]]),
+        energy=sum(part.energy for part in parts) / len(parts),
     )
 
 
@@ -138,85 +166,57 @@ def make_rings(plan: Plan, seed: int) -> tuple[RingBatch, RingBatch]:
 
 
 def experiment(
-    plan: Plan, settings: Settings, runs: Path, *, device: torch.device, tell: Tell = lambda line: None
+    plan: Plan, settings: Settings, folder: Path, *, device: torch.device, tell: Tell = lambda line: None
 ) -> Outcome:
-    """Learn every variant, register the test pairs with every method, all from the seed of the settings.
+    """Learn every variant, register the test pairs with every method, all from the seed of the settings; then the same
+    metrics where the search goes to the end, and where the images say little.
 
-    Every part that is done is a file in `runs`, and is not done again.
+    Every part that is done is a file in `folder`, and is not done again.
     """
     training, test = make_rings(plan, settings.seed)
     settings = changed(settings, {"train.epochs": plan.epochs, "train.batch": plan.batch})
-    work = _Work(Outcome(test), training, settings, runs, device, tell)
-    runs.mkdir(parents=True, exist_ok=True)
+    runs = RingRuns(training, settings, folder, device, tell)
+    folder.mkdir(parents=True, exist_ok=True)
+    local = {"solve.iterations": plan.iterations[:1], "solve.local_iterations": plan.iterations[1:]}
+    at_once = {"solve.iterations": [sum(plan.iterations)], "solve.local_iterations": None}
 
-    outcome, map_grid = work.outcome, map_grid_of(test.grid, settings.flow.map_factor)
-    outcome.results["none"] = do_nothing(test)
-    work.register("global", None, (sum(plan.iterations),))
-    work.register("true", test.weights, plan.iterations)
-    work.train("stage1", changed(settings, {"train.epochs": (plan.epochs[0], 0)}))
+    outcome = Outcome(test, histories=runs.histories, seconds=runs.seconds)
+    results = outcome.results
+    results[NONE] = do_nothing(test)
+    results[GLOBAL] = runs.register(GLOBAL, test, None, at_once)
+    results[TRUE] = runs.register(TRUE, test, test.weights, local)
+    runs.train("stage1", changed(settings, {"train.epochs": (plan.epochs[0], 0)}))
     for name in plan.variants:
         variant = changed(settings, VARIANTS[name])
         if name == "joint":
-            model = work.train(name, changed(variant, {"train.epochs": (0, sum(plan.epochs))}))
+            model = runs.train(name, changed(variant, {"train.epochs": (0, sum(plan.epochs))}))
         else:
-            model = work.train(name, variant, after="stage1")
+            model = runs.train(name, variant, after="stage1")
         outcome.models[name] = model
-        found = work.register(name, model.weights_of(test.pairs.source.to(device), map_grid), plan.iterations)
-        if name == "omt50":  # the control: the spatial mean of what was learned
-            assert found.mean_weights is not None
-            mean = found.mean_weights.view(1, -1, 1, 1).expand(len(test.pairs), -1, *map_grid.shape)
-            work.register("constant", mean, plan.iterations)
-    for path in runs.glob("*/momenta-*.npy"):
+        results[name] = runs.register(name, test, runs.weights_of(model, test), local)
+    if LEARNED in outcome.models:
+        _compare_at_the_end(plan, runs, outcome, local)
+    for path in folder.glob("*/momenta-*.npy"):
         path.unlink()
     return outcome
 
 
-@dataclass(frozen=True)
-class _Work:
-    """The parts of the experiment."""
-
-    outcome: Outcome
-    training: RingBatch
-    settings: Settings
-    runs: Path
-    device: torch.device
-    tell: Tell
-
-    def register(self, name: str, weights: Any, iterations: tuple[int, ...]) -> RingResult:
-        """The test pairs with one method."""
-        path = self.runs / f"{name}.safetensors"
-        if not path.exists():
-            changes = {"solve.iterations": iterations[:1], "solve.local_iterations": iterations[1:] or None}
-            settings, test = changed(self.settings, changes), self.outcome.test
-            start = time.perf_counter()
-            found = register_rings(test, settings, self.device, weights=weights)
-            save_result(path, found, seconds=time.perf_counter() - start)
-        self.outcome.results[name], seconds = load_result(path)
-        self._say(f"register {name}", seconds)
-        return self.outcome.results[name]
-
-    def train(self, name: str, settings: Settings, after: str | None = None) -> LearnedMetric:
-        """A metric learned from the training pairs; the first stage may be that of another run."""
-        run, seen = self.runs / name, map_grid_of(self.training.grid, settings.flow.map_factor)
-        path = run / "metric.safetensors"
-        if not path.exists():
-            run.mkdir(exist_ok=True)
-            first, resume = None if after is None else self.runs / after, (run / "checkpoint.safetensors").exists()
-            model, progress = train(
-                self.training.pairs, settings, run, device=self.device, first_stage=first, resume=resume
-            )
-            seconds = sum(record["seconds"] for record in progress.history)
-            with whole_file(path, overwrite=False) as temporary:
-                save_metric(
-                    temporary,
-                    MetricFile(model, seen.length_mm, seen.voxel_mm, unit_cube=True, summary={"seconds": seconds}),
-                )
-        found = load_metric(path)
-        self._say(f"train {name}", found.summary["seconds"])
-        epochs = [(r["stage"], {term: r[term] for term in Energy._fields}) for r in read_log(run)]
-        self.outcome.histories[name] = [*self.outcome.histories.get(after or "", []), *epochs]
-        return found.model.to(self.device)
-
-    def _say(self, what: str, seconds: float) -> None:
-        self.outcome.seconds[what] = round(seconds, 1)
-        self.tell(f"{what}: {seconds:.1f} s")
+def _compare_at_the_end(plan: Plan, runs: RingRuns, outcome: Outcome, local: dict[str, Any]) -> None:
+    """One learned metric beside the mean of its weights and the global metric, in three ways."""
+    mean = outcome.results[LEARNED].mean_weights
+    assert mean is not None
+    test = outcome.test
+    outcome.results[CONSTANT] = runs.register(CONSTANT, test, runs.mean_of(mean, test), local)
+    model = outcome.models[LEARNED]
+    outcome.converged = register_converged(runs, test, model, mean, LEARNED, iterations=plan.converged)
+    for kind in plan.kinds:
+        outcome.silent[kind] = register_silent(
+            runs,
+            kind,
+            model,
+            mean,
+            LEARNED,
+            pairs=plan.silent_pairs,
+            regularities=plan.regularities,
+            iterations=plan.converged,
+        )
