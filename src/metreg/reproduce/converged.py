@@ -5,7 +5,6 @@ The paper's gradient descent leaves the global metric far from the minimum of it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from metreg.evaluate.rings import RingBatch, RingResult, do_nothing
 from metreg.metric.learned import LearnedMetric
 from metreg.reproduce.ring_runs import RingRuns
+from metreg.solve.register import WeightsOf
 from metreg.synthetic import TEXTURE, ring_pair
 
 NONE, GLOBAL, CONSTANT, TRUE = "none", "global", "constant", "true"
@@ -43,6 +43,8 @@ class Tuned:
 
     regularity: float
     result: RingResult
+    batch: RingBatch
+    """The pairs that were measured."""
 
 
 def draw(seed: int, count: int, kind: str) -> RingBatch:
@@ -63,53 +65,67 @@ def search_to_the_end(iterations: int, regularity: float) -> dict[str, Any]:
     }
 
 
-def register_converged(
-    runs: RingRuns, test: RingBatch, model: LearnedMetric, mean: Tensor, learned: str, *, iterations: int
-) -> dict[str, RingResult]:
+@dataclass(frozen=True, eq=False)
+class Methods:
+    """What is compared: the global metric, a learned one, the mean of its weights, perhaps the true weights."""
+
+    runs: RingRuns
+    model: LearnedMetric
+    mean: Tensor
+    """Of the learned weights, (N,)."""
+    learned: str
+    """How the learned metric is called."""
+    truth: bool = True
+
+    def on(self, batch: RingBatch) -> dict[str, Tensor | WeightsOf | None]:
+        """Weights by method."""
+        weights: dict[str, Tensor | WeightsOf | None] = {GLOBAL: None}
+        weights[CONSTANT] = self.runs.mean_of(self.mean, batch)
+        weights[self.learned] = self.runs.weights_of(self.model, batch)
+        if self.truth:
+            weights[TRUE] = batch.weights
+        return weights
+
+
+def register_converged(methods: Methods, test: RingBatch, *, iterations: int) -> dict[str, RingResult]:
     """The test pairs of the paper's protocol, its energy minimised to the end."""
+    runs = methods.runs
     changes = search_to_the_end(iterations, runs.settings.solve.regularity)
     found = {NONE: do_nothing(test)}
-    for name, weights in _methods(runs, test, model, mean, learned).items():
+    for name, weights in methods.on(test).items():
         found[name] = runs.register(f"converged_{name}", test, weights, changes)
     return found
 
 
 def register_silent(
-    runs: RingRuns,
-    kind: str,
-    model: LearnedMetric,
-    mean: Tensor,
-    learned: str,
-    *,
-    pairs: tuple[int, int],
-    regularities: tuple[float, ...],
-    iterations: int,
+    methods: Methods, kind: str, *, pairs: tuple[int, int], regularities: tuple[float, ...], iterations: int
 ) -> dict[str, Tuned]:
     """Fresh pairs of another kind. Each method has the lambda with the least error on the first of the two numbers of
     pairs; the errors are those of the others.
     """
-    seed = runs.settings.seed + FRESH
-    both = draw(seed, sum(pairs), kind)
-    validation, test = both.part(0, pairs[0]), both.part(pairs[0], sum(pairs))
-    of_test = _methods(runs, test, model, mean, learned)
-    found = {NONE: Tuned(0.0, do_nothing(test))}
-    for name, weights in _methods(runs, validation, model, mean, learned).items():
-        errors: dict[float, float] = {}
-        for regularity in regularities:
-            changes = search_to_the_end(iterations, regularity)
-            tried = runs.register(f"{kind}_{name}_{regularity:g}", validation, weights, changes)
-            errors[regularity] = sum(tried.medians().values())
-        best = min(errors, key=lambda regularity: errors[regularity])
-        changes = search_to_the_end(iterations, best)
-        found[name] = Tuned(best, runs.register(f"{kind}_{name}", test, of_test[name], changes))
+    runs = methods.runs
+    both = draw(runs.settings.seed + FRESH, sum(pairs), kind)
+    test = both.part(pairs[0], sum(pairs))
+    best = dict.fromkeys(methods.on(test), regularities[0])
+    if len(regularities) > 1:
+        best = _choose_regularities(methods, kind, both.part(0, pairs[0]), regularities, iterations)
+    found = {NONE: Tuned(0.0, do_nothing(test), test)}
+    for name, weights in methods.on(test).items():
+        changes = search_to_the_end(iterations, best[name])
+        found[name] = Tuned(best[name], runs.register(f"{kind}_{name}", test, weights, changes), test)
     return found
 
 
-def _methods(runs: RingRuns, batch: RingBatch, model: LearnedMetric, mean: Tensor, learned: str) -> Mapping[str, Any]:
-    """Weights by method."""
-    return {
-        GLOBAL: None,
-        CONSTANT: runs.mean_of(mean, batch),
-        learned: runs.weights_of(model, batch),
-        TRUE: batch.weights,
-    }
+def _choose_regularities(
+    methods: Methods, kind: str, validation: RingBatch, regularities: tuple[float, ...], iterations: int
+) -> dict[str, float]:
+    """By method, the lambda with the least sum of the median errors in disc and ring."""
+    best = {}
+    for name, weights in methods.on(validation).items():
+        errors: dict[float, float] = {}
+        for regularity in regularities:
+            changes = search_to_the_end(iterations, regularity)
+            tried = methods.runs.register(f"{kind}_{name}_{regularity:g}", validation, weights, changes)
+            errors[regularity] = sum(tried.medians().values())
+        best[name] = min(errors, key=lambda regularity: errors[regularity])
+    return best

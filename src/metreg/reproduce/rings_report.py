@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from metreg.checks import MetregError
 from metreg.config import Settings, changed
 from metreg.data.whole import whole_file, write_whole
-from metreg.evaluate.rings import RingResult, sigma_of
+from metreg.evaluate.rings import RingBatch, RingResult, sigma_of
 from metreg.grid import Array
 from metreg.interpolate import upsample
 from metreg.pipeline import version_of
@@ -231,7 +231,7 @@ def make_figures(outcomes: Sequence[Outcome], settings: Settings) -> dict[str, F
             {SAID[name]: {region: values.numpy() for region, values in found.items()} for name, found in errors.items()}
         ),
         "One test pair with the learned metrics": metric_panels(
-            {name: plane_shown(first, result) for name, result in shown.items()},
+            {name: plane_shown(first.test, result) for name, result in shown.items()},
             {name: spread(w) for name, w in weights.items()},
             "unit lengths",
             truth=spread(truth),
@@ -258,10 +258,10 @@ def make_figures(outcomes: Sequence[Outcome], settings: Settings) -> dict[str, F
     return figures
 
 
-def plane_shown(outcome: Outcome, result: RingResult) -> Plane:
-    """The first test pair under one method."""
-    pairs = outcome.test.pairs
-    return plane_of_map(pairs.source[:1], pairs.target[:1], result.phi_inv[:1], outcome.test.grid)
+def plane_shown(batch: RingBatch, result: RingResult) -> Plane:
+    """The first pair of a batch under one method."""
+    pairs = batch.pairs
+    return plane_of_map(pairs.source[:1], pairs.target[:1], result.phi_inv[:1], batch.grid)
 
 
 def _view_weights(outcome: Outcome, result: RingResult) -> Array:

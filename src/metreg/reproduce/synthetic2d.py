@@ -12,7 +12,17 @@ import torch
 from metreg.config import Settings, changed
 from metreg.evaluate.rings import RingBatch, RingResult, do_nothing
 from metreg.metric.learned import LearnedMetric
-from metreg.reproduce.converged import CONSTANT, GLOBAL, KINDS, NONE, TRUE, Tuned, register_converged, register_silent
+from metreg.reproduce.converged import (
+    CONSTANT,
+    GLOBAL,
+    KINDS,
+    NONE,
+    TRUE,
+    Methods,
+    Tuned,
+    register_converged,
+    register_silent,
+)
 from metreg.reproduce.ring_runs import History, RingRuns
 from metreg.synthetic import ring_pair
 
@@ -35,6 +45,8 @@ class Plan:
     regularities: tuple[float, ...] = (1.0, 3.0, 30.0, 300.0, 1000.0)
     """Lambdas to choose from where images are silent."""
     kinds: tuple[str, ...] = tuple(KINDS)
+    truth: bool = True
+    """Whether the true weights are a method too."""
 
 
 LEARNED = "omt50"
@@ -184,7 +196,8 @@ def experiment(
     results = outcome.results
     results[NONE] = do_nothing(test)
     results[GLOBAL] = runs.register(GLOBAL, test, None, at_once)
-    results[TRUE] = runs.register(TRUE, test, test.weights, local)
+    if plan.truth:
+        results[TRUE] = runs.register(TRUE, test, test.weights, local)
     runs.train("stage1", changed(settings, {"train.epochs": (plan.epochs[0], 0)}))
     for name in plan.variants:
         variant = changed(settings, VARIANTS[name])
@@ -208,14 +221,12 @@ def _compare_at_the_end(plan: Plan, runs: RingRuns, outcome: Outcome, local: dic
     test = outcome.test
     outcome.results[CONSTANT] = runs.register(CONSTANT, test, runs.mean_of(mean, test), local)
     model = outcome.models[LEARNED]
-    outcome.converged = register_converged(runs, test, model, mean, LEARNED, iterations=plan.converged)
+    methods = Methods(runs, model, mean, LEARNED, truth=plan.truth)
+    outcome.converged = register_converged(methods, test, iterations=plan.converged)
     for kind in plan.kinds:
         outcome.silent[kind] = register_silent(
-            runs,
+            methods,
             kind,
-            model,
-            mean,
-            LEARNED,
             pairs=plan.silent_pairs,
             regularities=plan.regularities,
             iterations=plan.converged,

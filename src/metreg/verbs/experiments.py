@@ -154,6 +154,8 @@ def demo(
         typer.echo(json.dumps({"errors_px": result.errors, "folds": result.folds, "seconds": result.seconds}))
     elif not quiet:
         typer.echo(f"displacement error, median over pairs (px){'':9}disc   ring")
-        for name, row in result.errors.items():
-            typer.echo(f"  {name:<46}{row['disc']:>6.2f} {row['ring']:>6.2f}")
-        typer.echo(f"{result.folds} folds, {result.seconds:.0f} s. See {out / 'report.html'}")
+        for part, errors in result.errors.items():
+            typer.echo(part)
+            for name, row in errors.items():
+                typer.echo(f"  {name:<46}{row['disc']:>6.2f} {row['ring']:>6.2f}")
+        typer.echo(f"{result.folds} folds, nothing repaired; {result.seconds:.0f} s. See {out / 'report.html'}")
