@@ -96,17 +96,15 @@ def _write(work: Path, out: Path, plan: Plan, settings: Settings, outcome: Outco
     agreement = outcome.results[LEARNED].agreement
     learned = result.errors[SILENT][CALLED[LEARNED]]
     fixed = result.errors[SILENT][CALLED[GLOBAL]]
+    slider = Html(compare_html([planes[LEARNED]]))
     page = render(
         "metreg demo: a metric learned from rings",
-        f"A metric is learned from {plan.training_pairs} synthetic pairs. Others, whose true maps are known, are registered "
-        "with and without it. Where images have no texture, only the metric says how the inside of a ring moves: there a "
+        f"A metric is learned from {plan.training_pairs} synthetic pairs. Others, whose true maps are known, are "
+        "registered with and without it. Where images have no texture, only the metric says how the inside of a ring moves: there a "
         "learned one pays. Where texture says it, and the search goes to the end, the global metric is nearly as good.",
         [
             Section("Displacement errors in pixels, medians over test pairs", [*tables]),
-            Section(
-                "A test pair without texture under the learned metric",
-                [Html(compare_html([planes[LEARNED]])), pictures[LEARNED]],
-            ),
+            Section("A test pair without texture under the learned metric", [slider, pictures[LEARNED]]),
             Section("The same pair with the global metric", [pictures[GLOBAL]]),
             *[Section(title, [figure]) for title, figure in figures.items()],
         ],
