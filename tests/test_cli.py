@@ -84,6 +84,9 @@ def mistakes(pair_files: tuple[Path, Path], tmp_path: Path) -> dict[str, Path]:
     (tmp_path / "text.nii.gz").write_text("not an image")
     (tmp_path / "settings.toml").write_text("[solve]\nregularty = 3\n")
     (tmp_path / "occupied").mkdir()
+    flipped = bytearray(pair_files[0].read_bytes())
+    flipped[len(flipped) // 2] ^= 1
+    (tmp_path / "flipped.nii.gz").write_bytes(flipped)
     (tmp_path / "a_file").write_text("")
     return {
         "moving": pair_files[0],
@@ -96,6 +99,7 @@ def mistakes(pair_files: tuple[Path, Path], tmp_path: Path) -> dict[str, Path]:
         "2d": write(tmp_path / "2d.nii.gz", values[:, :, 10], affine),
         "mask": write(tmp_path / "mask.nii.gz", np.ones((5, 5, 5), dtype=np.uint8), affine),
         "halves": write(tmp_path / "halves.nii.gz", values / 3, affine),
+        "flipped": tmp_path / "flipped.nii.gz",
         "toml": tmp_path / "settings.toml",
         "occupied": tmp_path / "occupied",
         "file": tmp_path / "a_file",
@@ -137,6 +141,7 @@ def mistakes(pair_files: tuple[Path, Path], tmp_path: Path) -> dict[str, Path]:
         ("{moving} {fixed} -o {out} --metric brain-t9", "metric: unknown 'brain-t9'"),
         ("{moving} {fixed} -o {out} --label-names {none}", "label names: cannot read {none}"),
         ("{moving} {fixed} -o {out} --weights {moving}", "weights: wanted 3-D with 4 weights as last axis"),
+        ("{flipped} {fixed} -o {out}", "moving image: not a readable NIfTI image (CRC check failed"),
         ("{moving} {fixed} -o {out} --no-such-option", "No such option: --no-such-option"),
         ("{moving} {fixed}", "Missing option '--out' / '-o'"),
     ],

@@ -277,3 +277,17 @@ def test_a_series_with_a_gap_is_refused(tmp_path: Path) -> None:
     write_series(tmp_path, positions=(0, 3, 6, 18))
     with pytest.raises(MetregError, match="missing or unevenly spaced \\(3 to 12 mm apart\\)"):
         read_image(tmp_path)
+
+
+@pytest.mark.parametrize("slice_number", [0, 1, 3])
+def test_a_damaged_slice_of_a_series_is_not_left_out(slice_number: int, tmp_path: Path) -> None:
+    write_series(tmp_path, positions=(0, 3, 6, 9))
+    file = tmp_path / f"{slice_number}.dcm"
+    content = file.read_bytes()
+    for size in (len(content) - 1, len(content) // 2, 200, 0):
+        file.write_bytes(content[:size])
+        with pytest.raises(MetregError, match=str(tmp_path)):
+            read_image(tmp_path)
+    file.write_bytes(content)
+    (tmp_path / "notes.txt").write_text("no slice")
+    assert read_image(tmp_path).shape == (7, 6, 4)

@@ -125,3 +125,13 @@ def test_the_identity_changes_nothing() -> None:
     values = (1000 * np.random.default_rng(0).random((61, 47, 53))).astype(np.float32)
     image = Image(values, np.array([[0.9, 0.1, 0, 3], [-0.1, 0.9, 0, 7.3], [0, 0, 1.1, -5], [0, 0, 0, 1]]))
     np.testing.assert_allclose(Transform((Affine(np.eye(4)),)).resample(image, image), values, rtol=1e-6)
+
+
+@pytest.mark.parametrize("row", ["2 4 6 0", "nan 4 5 0", "2 4 inf 0", "2 4 5"])
+def test_matrices_of_mni_that_make_no_sense_are_refused(row: str, tmp_path: Path) -> None:
+    text = "MNI Transform File\n\nTransform_Type = Linear;\nLinear_Transform =\n 1 2 3 10\n {row}\n 0 0 1 0;\n"
+    (tmp_path / "a.xfm").write_text(text.format(row="2 5 5 0"))
+    assert len(read_transform(tmp_path / "a.xfm").parts) == 1
+    (tmp_path / "a.xfm").write_text(text.format(row=row))
+    with pytest.raises(MetregError, match=r"transform: .*a\.xfm"):
+        read_transform(tmp_path / "a.xfm")

@@ -13,6 +13,7 @@ import torch
 
 from metreg.checks import MetregError
 from metreg.data.formats import Image
+from metreg.data.integrity import DamagedFileError, check_hdf5, check_itk_text, check_matlab, check_xfm
 from metreg.grid import Array, Grid, transform_points, voxel_size, world_points
 from metreg.interpolate import sample
 
@@ -203,9 +204,12 @@ def write_transform(path: Path, transform: Transform) -> None:
         for number, part in enumerate(reversed(transform.parts), start=1):
             kind, fixed, parameters = _itk_affine(part) if isinstance(part, Affine) else _itk_field(part)
             group.create_dataset(f"{number}/TransformType", data=[f"{kind}_double_{dim}_{dim}"], dtype=text)
-            group.create_dataset(f"{number}/TransformFixedParameters", data=fixed)
-            quickly = {"compression": "gzip", "compression_opts": 1, "shuffle": True} if parameters.size > 100 else {}
-            group.create_dataset(f"{number}/TransformParameters", data=parameters, **quickly)
+            # what is compressed carries a checksum anyway; the little that is not gets one too
+            group.create_dataset(f"{number}/TransformFixedParameters", data=fixed, fletcher32=True)
+            packing: dict[str, Any] = {"fletcher32": True}
+            if parameters.size > 100:
+                packing = {"compression": "gzip", "compression_opts": 1, "shuffle": True}
+            group.create_dataset(f"{number}/TransformParameters", data=parameters, **packing)
 
 
 def read_transform(path: str | Path) -> Transform:
@@ -219,10 +223,20 @@ def read_transform(path: str | Path) -> Transform:
     sitk.ProcessObject.SetGlobalWarningDisplay(False)
     try:
         if path.suffix in (".h5", ".hdf5"):  # ITK prints pages about a damaged file; h5py just says so
+            check_hdf5(path)
             with h5py.File(path) as file:
                 file.visititems(lambda name, item: item[()] if isinstance(item, h5py.Dataset) else None)
+        if path.suffix == ".mat":
+            check_matlab(path.read_bytes())
         parts = _flat(sitk.ReadTransform(str(path)))
-    except (RuntimeError, OSError):
+        if path.suffix in (".tfm", ".txt"):
+            counts = [(part.GetNumberOfParameters(), part.GetNumberOfFixedParameters()) for part in parts]
+            check_itk_text(path.read_text(encoding="utf-8"), counts)
+        if path.suffix == ".xfm":
+            check_xfm(path.read_text(encoding="utf-8"), len(parts))
+    except DamagedFileError as error:
+        raise MetregError(f"transform: damaged ({error}): {path}") from None
+    except (RuntimeError, OSError, UnicodeDecodeError):
         raise MetregError(f"transform: not an ITK transform file, or damaged: {path}") from None
     if not parts:
         raise MetregError(f"transform: it has no parts: {path}")
