@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from metreg.cli import main
-from metreg.data.transforms import read_transform
+from metreg.data.transforms import Affine, Field, Transform, read_transform, write_transform
 
 QUICK = ("--set", "solve.iterations=[4,2,1]", "--quiet")
 
@@ -87,6 +87,7 @@ def mistakes(pair_files: tuple[Path, Path], tmp_path: Path) -> dict[str, Path]:
     flipped = bytearray(pair_files[0].read_bytes())
     flipped[len(flipped) // 2] ^= 1
     (tmp_path / "flipped.nii.gz").write_bytes(flipped)
+    metres_away = affine + 5000 * np.eye(4, k=3)
     (tmp_path / "a_file").write_text("")
     return {
         "moving": pair_files[0],
@@ -100,6 +101,8 @@ def mistakes(pair_files: tuple[Path, Path], tmp_path: Path) -> dict[str, Path]:
         "mask": write(tmp_path / "mask.nii.gz", np.ones((5, 5, 5), dtype=np.uint8), affine),
         "halves": write(tmp_path / "halves.nii.gz", values / 3, affine),
         "flipped": tmp_path / "flipped.nii.gz",
+        "far": write(tmp_path / "far.nii.gz", np.full((*values.shape, 4), 0.25, np.float32), metres_away),
+        "elsewhere": write(tmp_path / "elsewhere.nii.gz", values, metres_away),
         "toml": tmp_path / "settings.toml",
         "occupied": tmp_path / "occupied",
         "file": tmp_path / "a_file",
@@ -142,6 +145,7 @@ def mistakes(pair_files: tuple[Path, Path], tmp_path: Path) -> dict[str, Path]:
         ("{moving} {fixed} -o {out} --label-names {none}", "label names: cannot read {none}"),
         ("{moving} {fixed} -o {out} --weights {moving}", "weights: wanted 3-D with 4 weights as last axis"),
         ("{flipped} {fixed} -o {out}", "moving image: not a readable NIfTI image (CRC check failed"),
+        ("{moving} {fixed} -o {out} --weights {far}", "weights: no voxel of {moving} comes to lie on {far}; they lie in"),
         ("{moving} {fixed} -o {out} --no-such-option", "No such option: --no-such-option"),
         ("{moving} {fixed}", "Missing option '--out' / '-o'"),
     ],
@@ -195,6 +199,52 @@ def test_mistakes_in_apply(
         captured = capsys.readouterr()
         assert captured.err.startswith(f"metreg: {said}") and captured.err.count("\n") == 1
     assert not out.exists()
+
+
+def test_apply_refuses_what_would_give_nothing(
+    mistakes: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = nib.load(mistakes["moving"])
+    field = Field(np.zeros((3, *grid.shape), np.float32), grid.affine)
+    good, holed = tmp_path / "good.h5", tmp_path / "holed.h5"
+    write_transform(good, Transform((field, Affine(np.eye(4)))))
+    field.displacement[:] = np.nan
+    write_transform(holed, Transform((field, Affine(np.eye(4)))))
+    points = tmp_path / "points.csv"
+    points.write_text("x,y,z\n1,2,3\n")
+    moving, fixed, far, out = mistakes["moving"], mistakes["fixed"], mistakes["elsewhere"], tmp_path / "w.nii.gz"
+    for words, said in (
+        ((holed, moving, "-r", fixed, "-o", out), "transform: its field is NaN or infinite at 13728 points"),
+        ((holed, points, "--frame", "ras", "-o", tmp_path / "p.csv"), "transform: its field is NaN or infinite"),
+        ((good, far, "-r", fixed, "-o", out), f"image: no voxel of {fixed} comes to lie on {far}; is it the image"),
+        ((good, far, "-r", fixed, "-o", out, "--labels"), "labels: wanted integer labels"),
+        ((good, moving, "-r", far, "-o", out), f"image: no voxel of {far} comes to lie on {moving}; is it the image"),
+    ):
+        assert run(monkeypatch, "apply", *words) == 2
+        captured = capsys.readouterr()
+        assert captured.err.startswith(f"metreg: {said}") and captured.err.count("\n") == 1
+    assert not out.exists() and not (tmp_path / "p.csv").exists()
+
+
+def test_apply_hints_at_what_lies_mostly_elsewhere(
+    mistakes: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    image = nib.load(mistakes["moving"])
+    transform = tmp_path / "a.h5"
+    write_transform(transform, Transform((Field(np.zeros((3, *image.shape), np.float32), image.affine),)))
+    aside = write(tmp_path / "aside.nii.gz", image.get_fdata(), image.affine + 70 * np.eye(4, k=3))
+    part = write(tmp_path / "part.nii.gz", image.get_fdata()[5:10, 5:10, 5:10], image.affine)
+    points = tmp_path / "points.csv"
+    points.write_text("x,y,z\n1,2,3\n1,2,300\n")
+    for words, said in (
+        ((part, "-r", mistakes["fixed"]), ""),
+        ((aside, "-r", mistakes["fixed"]), "image: only 4.2 % of the voxels of"),
+        ((points, "--frame", "lps"), "points: 1 of 2 lie far outside the field of the transform"),
+    ):
+        caplog.clear()
+        out = tmp_path / ("out.csv" if words[0] == points else "out.nii.gz")
+        assert run(monkeypatch, "apply", transform, *words, "-o", out, "--overwrite") == 0
+        assert said in caplog.text and bool(said) == bool(caplog.text)
 
 
 def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -356,6 +356,26 @@ def test_images_that_never_meet_are_refused() -> None:
         metreg.register((values, np.eye(3)), (values, far), changes={"affine.kind": "none"})
 
 
+@pytest.mark.parametrize(
+    ("alignment", "message"),
+    [
+        (np.diag([1.0, 1.0, 1.0, 2.0]), r"the last row \[0.0, 0.0, 0.0, 1.0\], got \[0.0, 0.0, 0.0, 2.0\]"),
+        (np.diag([1.0, 1.0, 0.0, 1.0]), "no inverse"),
+        (np.diag([1.0, np.nan, 1.0, 1.0]), "not finite"),
+        (np.eye(3), r"wanted 4 x 4 numbers, .* got an array of shape \(3, 3\)"),
+        ([["a"] * 4] * 4, "wanted 4 x 4 numbers"),
+    ],
+)
+def test_alignments_that_are_none_are_refused(alignment: Any, message: str, pair_files: tuple[Path, Path]) -> None:
+    with pytest.raises(MetregError, match=f"alignment: .*{message}"):
+        metreg.register(*pair_files, alignment=alignment, changes=QUICK)
+
+
+def test_an_alignment_may_be_a_list(pair_files: tuple[Path, Path]) -> None:
+    result = metreg.register(*pair_files, alignment=np.eye(4, dtype=int).tolist(), changes={"solve.iterations": [1, 1, 1]})
+    np.testing.assert_array_equal(result.affine, np.eye(4))
+
+
 def test_an_interrupted_save_leaves_nothing(
     pair_files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

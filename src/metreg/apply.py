@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from metreg.checks import MetregError
-from metreg.data.io import read_labels, read_reference, write_image
+from metreg.data.io import check_overlap, read_labels, read_reference, write_image
 from metreg.data.points import Frame, read_points, write_points
 from metreg.data.transforms import Transform, read_transform
 from metreg.data.whole import check_output, whole_file
 from metreg.solve.momentum import read_momentum
+
+log = logging.getLogger(__name__)
 
 
 def apply_to_image(
@@ -27,6 +30,13 @@ def apply_to_image(
         raise MetregError(
             f"transform is {there.dim}-D, image {moving.dim}-D, reference {fixed.dim}-D; wanted the same: {transform}"
         )
+    check_overlap(
+        moving,
+        fixed,
+        lambda voxels: there.at_voxels(voxels, moving),
+        role="image",
+        hint="is it the image this transform is for, and the right one of the two transforms?",
+    )
     values = there.resample(moving, fixed, mode="nearest" if labels else "linear")
     with whole_file(out, overwrite=overwrite) as path:
         write_image(path, values, fixed)
@@ -37,6 +47,13 @@ def apply_to_points(transform: Path, points: Path, out: Path, *, frame: Frame, o
     check_output(out, overwrite=overwrite, folder=False)
     there = load_transform(transform)
     x, header, rows = read_points(points, frame, there.dim)
+    far = int(there.far_outside(x).sum())
+    if far:
+        log.warning(
+            "points: %d of %d lie far outside the field of the transform, so they are moved by its affine part alone; "
+            "are they in millimetres, in %s, and of the right image? %s",
+            *(far, len(x), frame.upper(), points),
+        )
     with whole_file(out, overwrite=overwrite) as path:
         write_points(path, there.apply(x), frame, header, rows)
 

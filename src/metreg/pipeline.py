@@ -18,13 +18,14 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from metreg.checks import MetregError, pick_device
 from metreg.choice import MEAN, choose, open_metric, usual_metric
 from metreg.config import Settings
-from metreg.data.formats import Image, open_image
+from metreg.data.formats import Image, is_singular, open_image
 from metreg.data.intensity import BACKGROUND
 from metreg.data.io import match_planes, read_image, read_labels_on, read_mask, read_weights
 from metreg.data.pair import Pair, make_pair
@@ -102,7 +103,7 @@ def register(
     local = None if weights is None else match_planes(read_weights(weights, source, len(settings.metric.sigma)), source)
     clock.lap("read")
 
-    affine = alignment
+    affine = None if alignment is None else _check_alignment(alignment, source.dim)
     if affine is None:
         affine = align(
             source,
@@ -151,6 +152,21 @@ def register(
         fixed_labels=images.get("fixed labels"),
         label_names=names,
     )
+
+
+def _check_alignment(alignment: Any, dim: int) -> Array:
+    """It as an array, unless it is no invertible homogeneous matrix."""
+    matrix = np.asarray(alignment)
+    wanted = f"alignment: wanted {dim + 1} x {dim + 1} numbers, fixed to moving points in RAS millimetres"
+    if matrix.shape != (dim + 1, dim + 1) or matrix.dtype.kind not in "biuf":
+        raise MetregError(f"{wanted}, got an array of shape {matrix.shape} and type {matrix.dtype}")
+    matrix = matrix.astype(float)
+    last = matrix[-1].tolist()
+    if not np.array_equal(matrix[-1], np.eye(dim + 1)[-1]):
+        raise MetregError(f"{wanted}, the last row {np.eye(dim + 1)[-1].tolist()}, got {last}")
+    if is_singular(matrix):
+        raise MetregError(f"{wanted}, got a matrix that is not finite or has no inverse")
+    return matrix
 
 
 def _open(files: Mapping[str, Any], pool: Executor) -> dict[str, Future[Image]]:

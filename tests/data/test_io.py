@@ -291,3 +291,17 @@ def test_a_damaged_slice_of_a_series_is_not_left_out(slice_number: int, tmp_path
     file.write_bytes(content)
     (tmp_path / "notes.txt").write_text("no slice")
     assert read_image(tmp_path).shape == (7, 6, 4)
+
+
+def test_weights_must_lie_on_their_image(caplog: pytest.LogCaptureFixture) -> None:
+    image = read_image((picture(SHAPE, np.eye(4)) + np.arange(9), np.eye(4)))
+    weights = np.full((*SHAPE, 4), 0.25)
+    with pytest.raises(MetregError, match=r"weights: no voxel of .* comes to lie on .*; they lie in the space"):
+        read_weights((weights, np.diag([1.0, 1, 1, 1]) + np.eye(4, k=3) * 3000), image, 4)
+    read_weights((weights, np.diag([2.0, 3, 4, 1])), image, 4)  # larger
+    read_weights((weights, np.diag([0.1, 0.1, 0.1, 1])), image, 4)  # a small region of it
+    assert not caplog.text
+    far = np.eye(4)
+    far[:3, 3] = (4, 5, 6)
+    read_weights((weights, far), image, 4)
+    assert "weights: only 5.4 % of the voxels of" in caplog.text

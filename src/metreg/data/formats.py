@@ -241,12 +241,12 @@ def _place(values: Array, affine: Array, role: str, name: str, header: Any = Non
         raise MetregError(f"{role}: no voxels, shape {values.shape}: {name}")
     if affine.shape not in ((len(shape) + 1,) * 2, (4, 4)):
         raise MetregError(f"{role}: wanted an affine of {len(shape) + 1} x {len(shape) + 1}, got {affine.shape}: {name}")
-    if _is_singular(affine):
+    if is_singular(affine):
         raise MetregError(f"{role}: the header's affine is singular, so voxels have no place: {name}")
     values = values.reshape(*shape, *channels)
     if len(shape) == 2 and len(affine) == 4:
         affine = affine[np.ix_((0, 1, 3), (0, 1, 3))]
-        if _is_singular(affine):
+        if is_singular(affine):
             raise MetregError(f"{role}: a 2-D image that does not lie in the x-y plane: {name}; store it as one 3-D slice")
     if len(shape) == 2:
         return Image(values, affine, name, header=header)
@@ -259,7 +259,8 @@ def _place(values: Array, affine: Array, role: str, name: str, header: Any = Non
     return Image(values.squeeze(thin[0]), flat, name, plane, header)
 
 
-def _is_singular(affine: Array) -> bool:
+def is_singular(affine: Array) -> bool:
+    """Whether a homogeneous matrix is not finite or has no inverse, but for rounding."""
     size = voxel_size(affine)
     return not np.isfinite(affine).all() or size.min() == 0 or abs(np.linalg.det(affine[:-1, :-1] / size)) < 1e-6
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,13 @@ import numpy as np
 
 from metreg.checks import MetregError
 from metreg.data.formats import Image, open_image
-from metreg.grid import Array, transform_points, voxel_size
+from metreg.grid import Array, transform_points, voxel_size, world_points
+
+log = logging.getLogger(__name__)
+LOOKED_AT = 100_000
+"""Voxels, evenly spread, that say how much of one image lies in another."""
+LITTLE = 0.1
+"""The share of what could overlap below which that is worth a warning."""
 
 
 def read_image(source: Any, role: str = "image") -> Image:
@@ -73,7 +82,57 @@ def read_weights(source: Any, like: Image, count: int, role: str = "weights") ->
         )
     if not np.isfinite(values).all() or values.min() < 0 or np.abs(values.sum(-1) - 1).max() > 1e-2:
         raise MetregError(f"{role}: wanted numbers of 0 or more whose sum is one at every voxel: {image.name}")
+    placed = match_planes(image, like)
+    check_overlap(
+        placed,
+        like,
+        lambda voxels: world_points(voxels.shape, voxels.affine),
+        role=role,
+        hint="they lie in the space of the moving image",
+    )
     return replace(image, values=values)
+
+
+def check_overlap(image: Image, reference: Image, place: Callable[[Image], Array], *, role: str, hint: str) -> None:
+    """Refuse an image on which no voxel of the reference comes to lie; warn where only few of those do that could.
+
+    `place` says where the voxels of an image come to lie, the reference or fewer voxels in its place: (P, D), world points.
+    """
+    looked_at = _thinned(reference)
+    inside = _count_inside(image, place(looked_at))
+    if inside == 0 and looked_at is not reference:  # there may be some between those looked at
+        looked_at = reference
+        inside = _count_inside(image, place(looked_at))
+    if inside == 0:
+        raise MetregError(f"{role}: no voxel of {reference.name} comes to lie on {image.name}; {hint}")
+    share = inside / math.prod(looked_at.shape)
+    smaller = min(1.0, _volume(image) / _volume(reference))  # a small image may well lie in a large reference
+    if share < LITTLE * smaller:
+        few = f"only {100 * share:.2g} % of the voxels of {reference.name} come to lie on {image.name}"
+        log.warning("%s: %s; %s", role, few, hint)
+
+
+def _count_inside(image: Image, points: Array) -> int:
+    """How many world points lie on the voxels of the image."""
+    index = transform_points(np.linalg.inv(image.affine), points)
+    return int(((index >= -0.5) & (index <= np.array(image.shape) - 0.5)).all(1).sum())
+
+
+def _thinned(image: Image) -> Image:
+    """A place for fewer voxels over the same image, evenly spread: each in the middle of those it stands for."""
+    every = max(1.0, (math.prod(image.shape) / LOOKED_AT) ** (1 / image.dim))
+    shape = tuple(math.ceil(n / every) for n in image.shape)
+    if shape == image.shape:
+        return image
+    affine = np.eye(image.dim + 1)
+    for axis, (n, fewer) in enumerate(zip(image.shape, shape, strict=True)):
+        affine[axis, axis] = n / fewer
+        affine[axis, -1] = (n / fewer - 1) / 2
+    return replace(image, values=np.broadcast_to(np.uint8(0), shape), affine=image.affine @ affine)
+
+
+def _volume(image: Image) -> float:
+    return abs(float(np.linalg.det(image.affine[:-1, :-1]))) * math.prod(image.shape)
 
 
 def check_same_grid(image: Image, like: Image, role: str) -> None:

@@ -12,13 +12,15 @@ import numpy as np
 import torch
 
 from metreg.checks import MetregError
-from metreg.data.formats import Image
+from metreg.data.formats import Image, is_singular
 from metreg.data.integrity import DamagedFileError, check_hdf5, check_itk_text, check_matlab, check_xfm
 from metreg.grid import Array, Grid, transform_points, voxel_size, world_points
 from metreg.interpolate import sample
 
 Mode = Literal["linear", "nearest"]
 CPU = torch.device("cpu")
+FAR = 0.1
+"""Share of a field's size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +64,18 @@ class Transform:
         for part in self.parts:
             points = part.apply(points)
         return points
+
+    def far_outside(self, points: Array) -> Array:
+        """Which points (P, D) come so far outside a field, by a tenth of its size, that they were hardly meant for it."""
+        far = np.zeros(len(points), dtype=bool)
+        for part in self.parts:
+            if isinstance(part, Field):
+                index = transform_points(np.linalg.inv(part.affine), points)
+                shape = np.array(part.displacement.shape[1:])
+                margin = np.maximum(FAR * shape, 0.5)
+                far |= ((index < -margin) | (index > shape - 1 + margin)).any(1)
+            points = part.apply(points)
+        return far
 
     def resample(self, image: Image, reference: Image, mode: Mode = "linear") -> Array:
         """The image on the voxels of the reference: its value at T(x) for every voxel x, zero outside.  (*S)"""
@@ -240,7 +254,22 @@ def read_transform(path: str | Path) -> Transform:
         raise MetregError(f"transform: not an ITK transform file, or damaged: {path}") from None
     if not parts:
         raise MetregError(f"transform: it has no parts: {path}")
-    return Transform(tuple(_from_itk(part, path) for part in parts))
+    transform = Transform(tuple(_from_itk(part, path) for part in parts))
+    check_transform(transform, str(path))
+    return transform
+
+
+def check_transform(transform: Transform, name: str) -> None:
+    """Refuse numbers that take points nowhere, and a matrix that has no inverse."""
+    for part in transform.parts:
+        if isinstance(part, Field) and not np.isfinite(part.displacement).all():
+            bad = int((~np.isfinite(part.displacement)).any(0).sum())
+            raise MetregError(f"transform: its field is NaN or infinite at {bad} points; make it anew: {name}")
+        matrix = part.matrix if isinstance(part, Affine) else part.affine
+        if not np.isfinite(matrix).all():
+            raise MetregError(f"transform: its matrix is not finite; make it anew: {name}")
+        if is_singular(matrix):
+            raise MetregError(f"transform: its matrix is singular, so it has no inverse; make it anew: {name}")
 
 
 def _flat(transform: Any) -> list[Any]:
@@ -259,8 +288,9 @@ def _from_itk(part: Any, path: Path) -> Affine | Field:
         matrix = np.eye(dim + 1)
         offset = np.array(part.TransformPoint([0.0] * dim))
         matrix[:dim, dim] = offset
-        matrix[:dim, :dim] = np.array([part.TransformPoint(list(e)) for e in np.eye(dim)]).T - offset[:, None]
-        return Affine(flip @ matrix @ flip)
+        with np.errstate(invalid="ignore"):  # what is not finite is refused later
+            matrix[:dim, :dim] = np.array([part.TransformPoint(list(e)) for e in np.eye(dim)]).T - offset[:, None]
+            return Affine(flip @ matrix @ flip)
     if part.GetName() != "DisplacementFieldTransform":
         raise MetregError(f"transform: a {part.GetName()} cannot be read; wanted affine parts and fields: {path}")
     import SimpleITK as sitk
