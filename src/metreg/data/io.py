@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ LOOKED_AT = 100_000
 """Voxels, evenly spread, that say how much of one image lies in another."""
 LITTLE = 0.1
 """The share of what could overlap below which that is worth a warning."""
+SFORM = ("sform_code", "srow_x", "srow_y", "srow_z")
+QFORM = ("qform_code", "quatern_b", "quatern_c", "quatern_d", "qoffset_x", "qoffset_y", "qoffset_z")
+"""Fields of a NIfTI header that say where voxels lie; with the voxel size, `pixdim`."""
 
 
 def read_image(source: Any, role: str = "image") -> Image:
@@ -175,7 +180,10 @@ def write_image(path: Path, values: Array, like: Image) -> None:
 
 
 def to_nibabel(values: Array, like: Image) -> Any:
-    """Values (*S) or (*S, N) on the voxels of `like` as a NIfTI image, with its header where it has one."""
+    """Values (*S) or (*S, N) on the voxels of `like` as a NIfTI image, which lies where its header says, where it has one.
+
+    Nothing else is taken from that header: what it tells of other values and of a person is not true of these.
+    """
     import nibabel as nib
 
     shape, extra = values.shape[: like.dim], values.shape[like.dim :]
@@ -183,20 +191,31 @@ def to_nibabel(values: Array, like: Image) -> Any:
         shape = like.header.get_data_shape()[:3]
     elif like.plane is not None or (extra and like.dim == 2):
         shape = (*shape, 1)
-    affine = _file_affine(like)
-    image = nib.Nifti1Image(values.reshape(*shape, *extra), affine, like.header, dtype=values.dtype)
+    header = nib.Nifti1Header()
+    header.set_data_shape((*shape, *extra))
+    header["descrip"] = _maker().encode()
     if like.header is None:
-        image.set_qform(affine, code="aligned")
-        image.set_sform(affine, code="aligned")
-        image.header.set_xyzt_units("mm")
-    image.header["cal_min"] = image.header["cal_max"] = 0
-    return image
+        affine = _file_affine(like)
+        header.set_qform(affine, code="aligned")
+        header.set_sform(affine, code="aligned")
+        header.set_xyzt_units("mm")
+    else:
+        for name in (*SFORM, *QFORM, "xyzt_units"):
+            header[name] = like.header[name]
+        header["pixdim"][:4] = like.header["pixdim"][:4]
+    # the header's own affine, rounded as it is there: given another one, nibabel would change both forms
+    return nib.Nifti1Image(values.reshape(*shape, *extra), header.get_best_affine(), header, dtype=values.dtype)
+
+
+def _maker() -> str:
+    """What is said of where an image comes from."""
+    with suppress(PackageNotFoundError):
+        return f"metreg {version('metreg')}"
+    return "metreg"
 
 
 def _file_affine(image: Image) -> Array:
-    """The 4 x 4 affine of the file that `image` came from, or would come from."""
-    if image.header is not None:
-        return np.asarray(image.header.get_best_affine(), dtype=float)
+    """The 4 x 4 affine of the file that an image without a header would come from."""
     affine = np.eye(4)
     if image.plane is not None:
         affine[:, (0, 1, 3)] = image.plane @ image.affine
