@@ -14,6 +14,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 
+from conftest import centred, picture
 from metreg.cli import main
 from metreg.data.transforms import Affine, Field, Transform, read_transform, write_transform
 
@@ -146,6 +147,7 @@ def mistakes(pair_files: tuple[Path, Path], tmp_path: Path) -> dict[str, Path]:
         ("{moving} {fixed} -o {out} --weights {moving}", "weights: wanted 3-D with 4 weights as last axis"),
         ("{flipped} {fixed} -o {out}", "moving image: not a readable NIfTI image (CRC check failed"),
         ("{moving} {fixed} -o {out} --weights {far}", "weights: no voxel of {moving} comes to lie on {far}; they lie in"),
+        ("{moving} {fixed} -o {out} --fill nan", "fill: wanted a finite number, got nan"),
         ("{moving} {fixed} -o {out} --no-such-option", "No such option: --no-such-option"),
         ("{moving} {fixed}", "Missing option '--out' / '-o'"),
     ],
@@ -219,6 +221,8 @@ def test_apply_refuses_what_would_give_nothing(
         ((good, far, "-r", fixed, "-o", out), f"image: no voxel of {fixed} comes to lie on {far}; is it the image"),
         ((good, far, "-r", fixed, "-o", out, "--labels"), "labels: wanted integer labels"),
         ((good, moving, "-r", far, "-o", out), f"image: no voxel of {far} comes to lie on {moving}; is it the image"),
+        ((good, moving, "-r", fixed, "-o", out, "--fill", "inf"), "fill: wanted a finite number, got inf"),
+        ((good, moving, "-r", fixed, "-o", out, "--fill", 3, "--labels"), "fill: labels are 0 outside their image"),
     ):
         assert run(monkeypatch, "apply", *words) == 2
         captured = capsys.readouterr()
@@ -245,6 +249,33 @@ def test_apply_hints_at_what_lies_mostly_elsewhere(
         out = tmp_path / ("out.csv" if words[0] == points else "out.nii.gz")
         assert run(monkeypatch, "apply", transform, *words, "-o", out, "--overwrite") == 0
         assert said in caplog.text and bool(said) == bool(caplog.text)
+
+
+def test_what_lies_outside_is_the_background_or_what_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = (24, 26, 22)
+    affine = centred(np.diag([3.0, 3.0, 3.0]), shape)
+    fixed = write(tmp_path / "fixed.nii.gz", (picture(shape, affine) - 1024).astype(np.int16), affine)
+    inner = centred(np.diag([3.0, 3.0, 3.0]), (18, 20, 16))
+    moving = write(tmp_path / "moving.nii.gz", (picture((18, 20, 16), inner) - 1024).astype(np.int16), inner)
+    labels = write(tmp_path / "labels.nii.gz", np.ones((18, 20, 16), np.uint8), inner)
+    with_labels = ("--moving-labels", labels)
+    for given, expected in (((), -1024), (("--fill", -3000), -3000)):
+        capsys.readouterr()
+        out = tmp_path / f"out{expected}"
+        assert run(monkeypatch, "register", moving, fixed, "-o", out, *with_labels, *given, "--json", *QUICK) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["fill"] == expected
+        assert ("--fill -3000" in told["command"]) == bool(given)
+        applied = tmp_path / f"applied{expected}.nii.gz"
+        assert run(monkeypatch, "apply", out / "moving_to_fixed.h5", moving, "-r", fixed, "-o", applied, *given) == 0
+        for path in (out / "warped.nii.gz", out / "moving_affine.nii.gz", applied):
+            values = nib.load(path).get_fdata()
+            assert values[0, 0, 0] == values[-1, -1, -1] == expected
+            middle = values[5:-5, 5:-5, 5:-5]
+            assert middle.min() >= -1024.01 and middle.max() > 0  # nothing of the fill within the image
+        assert nib.load(out / "warped_labels.nii.gz").get_fdata()[0, 0, 0] == 0
 
 
 def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

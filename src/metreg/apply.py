@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from metreg.checks import MetregError
+from metreg.data.intensity import fill_value
 from metreg.data.io import check_overlap, read_labels, read_reference, write_image
 from metreg.data.points import Frame, read_points, write_points
 from metreg.data.transforms import Transform, read_transform
@@ -16,11 +17,20 @@ log = logging.getLogger(__name__)
 
 
 def apply_to_image(
-    transform: Path, image: Path, reference: Path, out: Path, *, labels: bool = False, overwrite: bool = False
+    transform: Path,
+    image: Path,
+    reference: Path,
+    out: Path,
+    *,
+    labels: bool = False,
+    fill: float | None = None,
+    overwrite: bool = False,
 ) -> None:
-    """The image on the grid of the reference, as a NIfTI file."""
+    """The image on the grid of the reference, as a NIfTI file. Outside it is `fill`, by default its background."""
     if not out.name.endswith((".nii", ".nii.gz")):
         raise MetregError(f"output: wanted a name ending in .nii or .nii.gz, got {out}")
+    if labels and fill is not None:
+        raise MetregError("fill: labels are 0 outside their image; leave it out, or leave out --labels")
     check_output(out, overwrite=overwrite, folder=False)
     moving = read_labels(image) if labels else read_reference(image, "image")
     fixed = read_reference(reference)
@@ -37,7 +47,10 @@ def apply_to_image(
         role="image",
         hint="is it the image this transform is for, and the right one of the two transforms?",
     )
-    values = there.resample(moving, fixed, mode="nearest" if labels else "linear")
+    if labels:
+        values = there.resample(moving, fixed, mode="nearest")
+    else:
+        values = there.resample(moving, fixed, fill=fill_value(moving.values, fill))
     with whole_file(out, overwrite=overwrite) as path:
         write_image(path, values, fixed)
 

@@ -26,7 +26,7 @@ from metreg.checks import MetregError, pick_device
 from metreg.choice import MEAN, choose, open_metric, usual_metric
 from metreg.config import Settings
 from metreg.data.formats import Image, is_singular, open_image
-from metreg.data.intensity import BACKGROUND
+from metreg.data.intensity import BACKGROUND, fill_value
 from metreg.data.io import match_planes, read_image, read_labels_on, read_mask, read_weights
 from metreg.data.pair import Pair, make_pair
 from metreg.data.skull import hint_at_skull
@@ -59,6 +59,7 @@ def register(
     fixed_labels: Any = None,
     label_names: str | Path | None = None,
     alignment: Array | None = None,
+    fill: float | None = None,
     device: str = "auto",
     on_iteration: Callable[[Record], None] = lambda record: None,
 ) -> Result:
@@ -68,7 +69,8 @@ def register(
     An image is a path, a nibabel image or an (array, affine) pair, the affine from index to RAS millimetres. `settings`,
     or a `preset` with `changes` such as {"solve.regularity": 100}, decide the run. `weights`, a (*S, N) image in the
     space of the moving one, make the metric local. Labels are only carried along and measured. An `alignment`, fixed to
-    moving points, RAS millimetres, takes the place of the affine step.
+    moving points, RAS millimetres, takes the place of the affine step. `fill` is what the warped image is where the moving
+    one does not reach; None: the moving image's background, the value that most of its outermost layer has.
     """
     clock = _Clock()
     given = {"moving mask": moving_mask, "fixed mask": fixed_mask, "moving labels": moving_labels}
@@ -79,7 +81,7 @@ def register(
         metric, settings = choose(fixed, metric, preset=preset, changes=changes, weights=weights is not None)
     elif metric is None:
         metric = usual_metric(fixed, settings, weights=weights is not None)
-    command = _command(moving, fixed, {"metric": metric, **given})
+    command = _command(moving, fixed, {"metric": metric, **given, "fill": None if fill is None else str(fill)})
     learned = open_metric(metric)
     if learned is not None:
         settings = settings.model_copy(
@@ -101,6 +103,7 @@ def register(
         source_mask, target_mask = images.get("moving mask"), images.get("fixed mask")
         list(pool.map(hint_at_skull, (source, target), (source_mask, target_mask), ("moving image", "fixed image")))
     local = None if weights is None else match_planes(read_weights(weights, source, len(settings.metric.sigma)), source)
+    outside = fill_value(source.values, fill)
     clock.lap("read")
 
     affine = None if alignment is None else _check_alignment(alignment, source.dim)
@@ -151,6 +154,7 @@ def register(
         moving_labels=images.get("moving labels"),
         fixed_labels=images.get("fixed labels"),
         label_names=names,
+        fill=outside,
     )
 
 

@@ -79,6 +79,8 @@ class Result:
     moving_labels: Image | None = None
     fixed_labels: Image | None = None
     label_names: dict[int, str] = field(default_factory=dict)
+    fill: float = 0.0
+    """What the warped image is where the moving image does not reach."""
 
     @cached_property
     def transform(self) -> Transform:
@@ -107,9 +109,9 @@ class Result:
         return self._carried(Transform((self._field, Affine(self.affine))))
 
     def _carried(self, transform: Transform) -> list[Array]:
-        parts: list[tuple[Image, Mode]] = [(self.moving, "linear")]
+        parts: list[tuple[Image, Mode, float]] = [(self.moving, "linear", self.fill)]
         if self.moving_labels is not None:
-            parts.append((self.moving_labels, "nearest"))
+            parts.append((self.moving_labels, "nearest", 0.0))
         return transform.resample_all(parts, self.fixed, self._device)
 
     @property
@@ -217,6 +219,7 @@ class Result:
             "inverse": self.inverse_facts,
             "jacobian": dict(zip(("min", "p1", "p5", "p50", "p95", "p99", "max"), percentiles.tolist(), strict=True)),
             "affine": self.affine.tolist(),
+            "fill": self.fill,
             "seed": self.settings.seed,
             **self.facts,
             "configuration": self.settings.model_dump(),

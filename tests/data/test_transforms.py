@@ -127,6 +127,30 @@ def test_the_identity_changes_nothing() -> None:
     np.testing.assert_allclose(Transform((Affine(np.eye(4)),)).resample(image, image), values, rtol=1e-6)
 
 
+@pytest.mark.parametrize("fill", [0.0, -1024.0, 37.5])
+@pytest.mark.parametrize("dim", [2, 3])
+def test_outside_the_image_is_the_default_value_of_simpleitk(dim: int, fill: float) -> None:
+    shape = (14, 15, 13)[:dim]
+    values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    image = Image(values, np.eye(dim + 1))
+    reference = Image(np.empty((30, 31, 29)[:dim]), centred(np.diag([0.9, 1.1, 1.3][:dim]), (30, 31, 29)[:dim]))
+    ours = Transform((Affine(np.eye(dim + 1)),)).resample(image, reference, fill=fill)
+
+    grid = sitk.Image([31 if d == 1 else 30 - d // 2 for d in range(dim)], sitk.sitkFloat32)
+    grid.SetSpacing([0.9, 1.1, 1.3][:dim])
+    grid.SetOrigin(reference.affine[:dim, dim].tolist())
+    theirs = sitk.Resample(sitk.GetImageFromArray(values.T), grid, sitk.Transform(), sitk.sitkLinear, fill)
+    np.testing.assert_allclose(ours, sitk.GetArrayFromImage(theirs).T, atol=1e-4)
+    assert (ours == np.float32(fill)).mean() > 0.5
+
+
+def test_slices_are_filled_too() -> None:
+    flat = Image(np.ones((8, 9)), np.eye(3), plane=np.eye(4)[:, (0, 1, 3)])
+    wide = Image(np.empty((12, 13)), np.eye(3), plane=flat.plane)
+    values = Transform((Affine(np.eye(4)),)).resample(flat, wide, fill=-5)
+    assert (values[:8, :9] == 1).all() and (values[9:] == -5).all() and (values[:, 10:] == -5).all()
+
+
 @pytest.mark.parametrize("ending", ["mat", "h5"])
 @pytest.mark.parametrize("number", [np.nan, np.inf])
 def test_matrices_that_are_not_finite_are_refused(number: float, ending: str, tmp_path: Path) -> None:

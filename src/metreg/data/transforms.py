@@ -77,25 +77,31 @@ class Transform:
             points = part.apply(points)
         return far
 
-    def resample(self, image: Image, reference: Image, mode: Mode = "linear") -> Array:
-        """The image on the voxels of the reference: its value at T(x) for every voxel x, zero outside.  (*S)"""
-        return self.resample_all([(image, mode)], reference)[0]
+    def resample(self, image: Image, reference: Image, mode: Mode = "linear", *, fill: float = 0.0) -> Array:
+        """The image on the voxels of the reference: its value at T(x) for every voxel x, `fill` outside it.  (*S)
+
+        As in ITK a point that lies on a voxel of the image is interpolated, up to half a voxel beyond the centres of the
+        outermost ones, without a share of what lies outside.
+        """
+        return self.resample_all([(image, mode, fill)], reference)[0]
 
     def resample_all(
-        self, images: Sequence[tuple[Image, Mode]], reference: Image, device: torch.device = CPU
+        self, images: Sequence[tuple[Image, Mode, float]], reference: Image, device: torch.device = CPU
     ) -> list[Array]:
         """The same for several images of one space, a few planes at a time. Positions are kept in double precision."""
         if self.dim < reference.dim:
             raise MetregError(f"transform: it is {self.dim}-D, the reference {reference.dim}-D: {reference.name}")
         if self.dim > reference.dim:
             points = self.at_voxels(reference, images[0][0])
-            found = [sample_at(_to_sample(f, mode)[None], f.affine, points, mode)[0] for f, mode in images]
+            found = [sample_at(_to_sample(f, mode)[None], f.affine, points, mode, fill)[0] for f, mode, fill in images]
             return [values.reshape(reference.shape) for values in found]
-        tensors = [_tensor(_to_sample(image, mode)[None], device) for image, mode in images]
-        out = [np.empty(reference.shape, dtype=_to_sample(image, mode).dtype) for image, mode in images]
+        # what is sampled is zero outside, so the fill is taken off before and added after
+        tensors = [_tensor(_to_sample(image, mode)[None], device) - fill for image, mode, fill in images]
+        out = [np.empty(reference.shape, dtype=_to_sample(image, mode).dtype) for image, mode, _ in images]
         for planes, x in self._from_voxels(reference, device):
-            for f, (image, mode), into in zip(tensors, images, out, strict=True):
-                into[planes] = sample_tensor(f, linear(np.linalg.inv(image.affine), x), mode)[0, 0].cpu().numpy()
+            for f, (image, mode, fill), into in zip(tensors, images, out, strict=True):
+                values = sample_tensor(f, linear(np.linalg.inv(image.affine), x), mode)[0, 0] + fill
+                into[planes] = values.cpu().numpy()
         return out
 
     def at_voxels(self, reference: Image, image: Image) -> Array:
@@ -151,14 +157,14 @@ def map_of_field(field: Field, grid: Grid) -> torch.Tensor:
     return grid.points(shift) + shift
 
 
-def sample_at(values: Array, affine: Array, points: Array, mode: Mode = "linear") -> Array:
-    """Values (C, *S) of a grid at world points (P, D), zero outside -> (C, P). Positions are kept in double precision."""
+def sample_at(values: Array, affine: Array, points: Array, mode: Mode = "linear", fill: float = 0.0) -> Array:
+    """Values (C, *S) of a grid at world points (P, D), `fill` outside -> (C, P). Positions are kept in double precision."""
     index = transform_points(np.linalg.inv(affine), points)
     chunk, out = 2_000_000, np.empty((len(values), len(points)), dtype=values.dtype)
-    f = _tensor(values, CPU)
+    f = _tensor(values, CPU) - fill
     for start in range(0, len(points), chunk):
         x = torch.from_numpy(index[start : start + chunk].T.copy())
-        out[:, start : start + chunk] = sample_tensor(f, x, mode)[0].numpy()
+        out[:, start : start + chunk] = (sample_tensor(f, x, mode)[0] + fill).numpy()
     return out
 
 
