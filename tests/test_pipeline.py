@@ -364,6 +364,7 @@ def test_images_that_never_meet_are_refused() -> None:
         (np.diag([1.0, np.nan, 1.0, 1.0]), "not finite"),
         (np.eye(3), r"wanted 4 x 4 numbers, .* got an array of shape \(3, 3\)"),
         ([["a"] * 4] * 4, "wanted 4 x 4 numbers"),
+        ([[1, 0], [0]], "wanted 4 x 4 numbers"),
     ],
 )
 def test_alignments_that_are_none_are_refused(alignment: Any, message: str, pair_files: tuple[Path, Path]) -> None:

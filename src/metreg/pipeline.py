@@ -159,15 +159,18 @@ def register(
 
 
 def _check_alignment(alignment: Any, dim: int) -> Array:
-    """It as an array, unless it is no invertible homogeneous matrix."""
-    matrix = np.asarray(alignment)
+    """The alignment as an array, if it is an invertible homogeneous matrix."""
     wanted = f"alignment: wanted {dim + 1} x {dim + 1} numbers, fixed to moving points in RAS millimetres"
-    if matrix.shape != (dim + 1, dim + 1) or matrix.dtype.kind not in "biuf":
-        raise MetregError(f"{wanted}, got an array of shape {matrix.shape} and type {matrix.dtype}")
-    matrix = matrix.astype(float)
-    last = matrix[-1].tolist()
-    if not np.array_equal(matrix[-1], np.eye(dim + 1)[-1]):
-        raise MetregError(f"{wanted}, the last row {np.eye(dim + 1)[-1].tolist()}, got {last}")
+    try:
+        matrix = np.array(alignment, dtype=float)
+    except (TypeError, ValueError):
+        raise MetregError(f"{wanted}, got something else") from None
+    if matrix.shape != (dim + 1, dim + 1):
+        raise MetregError(f"{wanted}, got an array of shape {matrix.shape}")
+    last = np.eye(dim + 1)[-1]
+    if not np.allclose(matrix[-1], last, rtol=0, atol=1e-9):
+        raise MetregError(f"{wanted}, the last row {last.tolist()}, got {matrix[-1].tolist()}")
+    matrix[-1] = last
     if is_singular(matrix):
         raise MetregError(f"{wanted}, got a matrix that is not finite or has no inverse")
     return matrix

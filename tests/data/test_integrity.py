@@ -151,6 +151,15 @@ def test_pixels_in_a_file_of_their_own(name: str, packed: bool, tmp_path: Path) 
         read_image(path)
 
 
+def test_fields_of_a_header_come_in_any_order(tmp_path: Path) -> None:
+    path = by_itk("a.nhdr", tmp_path)
+    lines = path.read_text().splitlines()
+    (named,) = (line for line in lines if line.startswith("data file"))
+    lines.remove(named)
+    path.write_text("\n".join([lines[0], named, *lines[1:], ""]))
+    assert np.array_equal(read_image(path).values, VOLUME.T)
+
+
 def test_pixels_in_many_files(tmp_path: Path) -> None:
     by_itk("a.mhd", tmp_path, packed=False)
     slices = np.split(np.frombuffer((tmp_path / "a.raw").read_bytes(), np.uint8), SHAPE[0])

@@ -87,7 +87,7 @@ def _check_nrrd(path: Path, raw: bytes, count: int) -> None:
     following: list[str] = []
     for line in header:
         key, colon, value = line.partition(":")
-        if "datafile" in fields:
+        if fields.get("datafile", "").upper().startswith("LIST"):  # it comes last
             following.append(line)
         elif colon and not line.startswith("#") and not value.startswith("="):
             fields[key.replace(" ", "").lower()] = value.strip()
@@ -164,8 +164,8 @@ def _check_bmp(raw: bytes) -> None:
     """Rows of pixels are as long as a multiple of four bytes."""
     if len(raw) < 34:
         raise DamagedFileError("it ends too early")
-    start, _, width, height, _, bits, packing = struct.unpack("<IIiiHHI", raw[10:34])
-    if packing in (0, 3):  # not compressed
+    start, header, width, height, _, bits, packing = struct.unpack("<IIiiHHI", raw[10:34])
+    if header >= 40 and packing in (0, 3):  # a header with these fields, and pixels that are not compressed
         check_length(start + (width * bits + 31) // 32 * 4 * abs(height), len(raw), more=True)
 
 
@@ -224,6 +224,8 @@ def check_hdf5(path: Path) -> None:
         head = file.read(64)
     if head[:8] != b"\x89HDF\r\n\x1a\n" or len(head) < 64:
         return  # its reader says so
-    place = {0: 40, 1: 44}.get(head[8], 28)  # of the end's address, by version; addresses of 8 bytes
+    place = {0: 40, 1: 44}.get(head[8], 28)  # of the end's address, by version
+    if head[13 if head[8] < 2 else 9] != 8:
+        return  # addresses are hardly ever of another size than 8 bytes
     (end,) = struct.unpack("<Q", head[place : place + 8])
     check_length(end, path.stat().st_size)
