@@ -14,9 +14,9 @@ WALK = """
     kernels.memory kernels.tiles_gpu kernels.early_gpu kernels.speed_gpu kernels.transport_gpu kernels.convolve
     kernels.sampling_gpu kernels.gather_gpu kernels.warp_gpu kernels.ncc_gpu kernels.lncc_gpu kernels.folding_gpu
     kernels.smooth_gpu kernels.replay kernels
-    fields interpolate splines data.whole data.tensors data.datasets data.intensity data.formats data.points data.io
-    data.transforms data.skull data.pair metric.base metric.gaussian metric.multi_gaussian metric.simplex metric.penalties
-    metric.network metric.learned metric.store flow.steps flow.stationary flow.maps
+    fields interpolate splines data.whole data.integrity data.tensors data.datasets data.intensity data.formats data.points
+    data.io data.transforms data.skull data.pair metric.base metric.gaussian metric.multi_gaussian metric.simplex
+    metric.penalties metric.network metric.learned metric.store flow.steps flow.stationary flow.maps
     similarity.ssd similarity.ncc similarity.lncc similarity.mi similarity energy synthetic
     solve.result solve.timesteps solve.lbfgs solve.optimise solve.multiscale solve.affine likeness choice solve.repair
     solve.register solve.momentum learn.pairs learn.momenta learn.checkpoint learn.work

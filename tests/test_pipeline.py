@@ -328,6 +328,42 @@ def test_images_that_never_meet_are_refused() -> None:
         metreg.register((values, np.eye(3)), (values, far), changes={"affine.kind": "none"})
 
 
+@pytest.mark.parametrize(
+    ("alignment", "message"),
+    [
+        (np.diag([1.0, 1.0, 1.0, 2.0]), r"the last row \[0.0, 0.0, 0.0, 1.0\], got \[0.0, 0.0, 0.0, 2.0\]"),
+        (np.diag([1.0, 1.0, 0.0, 1.0]), "no inverse"),
+        (np.diag([1.0, np.nan, 1.0, 1.0]), "not finite"),
+        (np.eye(3), r"wanted 4 x 4 numbers, .* got an array of shape \(3, 3\)"),
+        ([["a"] * 4] * 4, "wanted 4 x 4 numbers"),
+        ([[1, 0], [0]], "wanted 4 x 4 numbers"),
+    ],
+)
+def test_alignments_that_are_none_are_refused(alignment: Any, message: str, pair_files: tuple[Path, Path]) -> None:
+    with pytest.raises(MetregError, match=f"alignment: .*{message}"):
+        metreg.register(*pair_files, alignment=alignment, changes=QUICK)
+
+
+def test_an_alignment_may_be_a_list(pair_files: tuple[Path, Path]) -> None:
+    result = metreg.register(*pair_files, alignment=np.eye(4, dtype=int).tolist(), changes={"solve.iterations": [1, 1, 1]})
+    np.testing.assert_array_equal(result.affine, np.eye(4))
+
+
+def test_the_warped_image_is_the_background_or_what_is_asked_for_outside(pair_files: tuple[Path, Path]) -> None:
+    fixed = nib.load(pair_files[1])
+    small = nib.load(pair_files[0]).slicer[4:-4, 4:-4, 4:-4]
+    values = np.full(small.shape, 50, np.float32)
+    values[1:-1, 1:-1, 1:-1] += small.get_fdata()[1:-1, 1:-1, 1:-1]
+    moving = (values, small.affine)
+    few = {"solve.iterations": [2, 1, 1]}
+    usual, asked = (metreg.register(moving, fixed, fill=fill, changes=few) for fill in (None, -7))
+    assert usual.fill == usual.summary["fill"] == 50 and asked.fill == asked.summary["fill"] == -7
+    corners = usual.warped.get_fdata()[0, 0, 0], asked.warped.get_fdata()[0, 0, 0]
+    assert corners == (50, -7)
+    inside = asked.warped.get_fdata() > 0
+    np.testing.assert_allclose(usual.warped.get_fdata()[inside], asked.warped.get_fdata()[inside], atol=1e-3)
+
+
 def test_an_interrupted_save_leaves_nothing(
     pair_files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

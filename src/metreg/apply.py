@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from metreg.checks import MetregError
-from metreg.data.io import read_labels, read_reference, write_image
+from metreg.data.intensity import fill_value
+from metreg.data.io import check_overlap, read_labels, read_reference, write_image
 from metreg.data.points import Frame, read_points, write_points
 from metreg.data.transforms import Transform, read_transform
 from metreg.data.whole import check_output, whole_file
 from metreg.solve.momentum import read_momentum
 
+log = logging.getLogger(__name__)
+
 
 def apply_to_image(
-    transform: Path, image: Path, reference: Path, out: Path, *, labels: bool = False, overwrite: bool = False
+    transform: Path,
+    image: Path,
+    reference: Path,
+    out: Path,
+    *,
+    labels: bool = False,
+    fill: float | None = None,
+    overwrite: bool = False,
 ) -> None:
-    """The image on the grid of the reference, as a NIfTI file."""
+    """The image on the grid of the reference, as a NIfTI file. Outside it is `fill`, by default its background."""
     if not out.name.endswith((".nii", ".nii.gz")):
         raise MetregError(f"output: wanted a name ending in .nii or .nii.gz, got {out}")
+    if labels and fill is not None:
+        raise MetregError("fill: labels are 0 outside their image; leave it out, or leave out --labels")
     check_output(out, overwrite=overwrite, folder=False)
     moving = read_labels(image) if labels else read_reference(image, "image")
     fixed = read_reference(reference)
@@ -27,7 +40,17 @@ def apply_to_image(
         raise MetregError(
             f"transform is {there.dim}-D, image {moving.dim}-D, reference {fixed.dim}-D; wanted the same: {transform}"
         )
-    values = there.resample(moving, fixed, mode="nearest" if labels else "linear")
+    check_overlap(
+        moving,
+        fixed,
+        lambda voxels: there.at_voxels(voxels, moving),
+        role="image",
+        hint="is it the image this transform is for, and the right one of the two transforms?",
+    )
+    if labels:
+        values = there.resample(moving, fixed, mode="nearest")
+    else:
+        values = there.resample(moving, fixed, fill=fill_value(moving.values, fill))
     with whole_file(out, overwrite=overwrite) as path:
         write_image(path, values, fixed)
 
@@ -37,6 +60,13 @@ def apply_to_points(transform: Path, points: Path, out: Path, *, frame: Frame, o
     check_output(out, overwrite=overwrite, folder=False)
     there = load_transform(transform)
     x, header, rows = read_points(points, frame, there.dim)
+    far = int(there.far_outside(x).sum())
+    if far:
+        log.warning(
+            "points: %d of %d lie far outside the field of the transform, so they are moved by its affine part alone; "
+            "are they in millimetres, in %s, and of the right image? %s",
+            *(far, len(x), frame.upper(), points),
+        )
     with whole_file(out, overwrite=overwrite) as path:
         write_points(path, there.apply(x), frame, header, rows)
 

@@ -100,8 +100,9 @@ def _write(work: Path, out: Path, plan: Plan, settings: Settings, outcome: Outco
     page = render(
         "metreg demo: a metric learned from rings",
         f"A metric is learned from {plan.training_pairs} synthetic pairs. Others, whose true maps are known, are "
-        "registered with and without it. Where images have no texture, only the metric says how the inside of a ring moves: there a "
-        "learned one pays. Where texture says it, and the search goes to the end, the global metric is nearly as good.",
+        "registered with and without it. Where images have no texture, only the metric says how the inside of a ring "
+        "moves: there a learned one pays. Where texture says it, and the search goes to the end, the global metric is "
+        "nearly as good.",
         [
             Section("Displacement errors in pixels, medians over test pairs", [*tables]),
             Section("A test pair without texture under the learned metric", [slider, pictures[LEARNED]]),

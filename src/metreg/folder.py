@@ -110,6 +110,7 @@ def summarise(result: Result) -> dict[str, Any]:
         "energy": {**registration.energy, "total": sum(registration.energy.values())},
         "before_repair": result.before_repair,
         "affine": result.affine.tolist(),
+        "fill": result.fill,
         "seed": result.settings.seed,
         **result.facts,
         "configuration": result.settings.model_dump(),

@@ -16,14 +16,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from metreg.checks import MetregError, pick_device
 from metreg.choice import MEAN, choose, open_metric
 from metreg.config import Settings
-from metreg.data.formats import Image, import_formats, open_image
-from metreg.data.intensity import BACKGROUND
+from metreg.data.formats import Image, import_formats, is_singular, open_image
+from metreg.data.intensity import BACKGROUND, fill_value
 from metreg.data.io import match_planes, read_image, read_labels_on, read_mask, read_weights
 from metreg.data.pair import Pair, make_pair
 from metreg.data.skull import hint_at_skull
@@ -58,6 +59,7 @@ def register(
     fixed_labels: Any = None,
     label_names: str | Path | None = None,
     alignment: Array | None = None,
+    fill: float | None = None,
     device: str = "auto",
     on_iteration: Callable[[Record], None] = lambda record: None,
 ) -> Result:
@@ -68,7 +70,9 @@ def register(
     An image is a path, a nibabel image or an (array, affine) pair, the affine from index to RAS millimetres. `settings`,
     or a `preset`, a `config` file and `changes` such as {"solve.regularity": 100}, decide the run. `weights`, a (*S, N)
     image in the space of the moving one, make the metric local. Labels are only carried along and measured. An
-    `alignment`, fixed to moving points, RAS millimetres, takes the place of the affine step.
+    `alignment`, fixed to moving points, RAS millimetres, takes the place of the affine step. `fill` is what the warped
+    image is where the moving one does not reach; None: the moving image's background, the value that most of its outermost
+    layer has.
     """
     clock = _Clock()
     given = {"moving mask": moving_mask, "fixed mask": fixed_mask, "moving labels": moving_labels}
@@ -103,11 +107,12 @@ def register(
     if choice.reason:
         log.info(choice.line)
     metric, learned, settings = choice.metric, choice.learned, choice.settings
-    command = _command(moving, fixed, {"metric": metric, **given})
+    command = _command(moving, fixed, {"metric": metric, **given, "fill": None if fill is None else str(fill)})
     local = None if weights is None else match_planes(read_weights(weights, source, len(settings.metric.sigma)), source)
+    outside = fill_value(source.values, fill)
     clock.lap("read")
 
-    affine = alignment
+    affine = None if alignment is None else _check_alignment(alignment, source.dim)
     if affine is None:
         affine = align(
             source,
@@ -155,7 +160,26 @@ def register(
         moving_labels=images.get("moving labels"),
         fixed_labels=images.get("fixed labels"),
         label_names=names,
+        fill=outside,
     )
+
+
+def _check_alignment(alignment: Any, dim: int) -> Array:
+    """The alignment as an array, if it is an invertible homogeneous matrix."""
+    wanted = f"alignment: wanted {dim + 1} x {dim + 1} numbers, fixed to moving points in RAS millimetres"
+    try:
+        matrix = np.array(alignment, dtype=float)
+    except (TypeError, ValueError):
+        raise MetregError(f"{wanted}, got something else") from None
+    if matrix.shape != (dim + 1, dim + 1):
+        raise MetregError(f"{wanted}, got an array of shape {matrix.shape}")
+    last = np.eye(dim + 1)[-1]
+    if not np.allclose(matrix[-1], last, rtol=0, atol=1e-9):
+        raise MetregError(f"{wanted}, the last row {last.tolist()}, got {matrix[-1].tolist()}")
+    matrix[-1] = last
+    if is_singular(matrix):
+        raise MetregError(f"{wanted}, got a matrix that is not finite or has no inverse")
+    return matrix
 
 
 def _open(files: Mapping[str, Any], pool: Executor) -> dict[str, Future[Image]]:

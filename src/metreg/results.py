@@ -56,6 +56,8 @@ class Result:
     moving_labels: Image | None = None
     fixed_labels: Image | None = None
     label_names: dict[int, str] = field(default_factory=dict)
+    fill: float = 0.0
+    """What the warped image is where the moving image does not reach."""
 
     @cached_property
     def transform(self) -> Transform:
@@ -84,9 +86,9 @@ class Result:
         return self._carried(Transform((self._field, Affine(self.affine))))
 
     def _carried(self, transform: Transform) -> list[Array]:
-        parts: list[tuple[Image, Mode]] = [(self.moving, "linear")]
+        parts: list[tuple[Image, Mode, float]] = [(self.moving, "linear", self.fill)]
         if self.moving_labels is not None:
-            parts.append((self.moving_labels, "nearest"))
+            parts.append((self.moving_labels, "nearest", 0.0))
         return transform.resample_all(parts, self.fixed, self._device)
 
     @property

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import nibabel as nib
@@ -10,7 +11,7 @@ import SimpleITK as sitk
 from conftest import centred, picture
 from metreg.checks import MetregError
 from metreg.data.formats import open_image
-from metreg.data.io import match_planes, read_image, read_labels, read_mask, read_weights, to_nibabel, write_image
+from metreg.data.io import match_planes, read_image, read_labels, read_mask, read_weights, write_image
 from metreg.data.points import read_points
 from metreg.grid import transform_points
 
@@ -117,18 +118,54 @@ def test_a_header_alone_says_how_far_an_image_reaches(shape: tuple[int, ...], tm
     assert np.array_equal(header.affine, whole.affine) and not header.values.any()
 
 
-def test_what_is_written_keeps_the_header_of_its_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [nib.Nifti1Image, nib.Nifti2Image])
+def test_what_is_written_lies_where_its_model_does_and_says_nothing_else_of_it(kind: type, tmp_path: Path) -> None:
     affine = centred(OBLIQUE, SHAPE)
-    model = nib.Nifti1Image(np.ones(SHAPE, dtype=np.int16) * 3, affine)
+    model = kind(np.ones(SHAPE, dtype=np.int16) * 3, affine)
     model.dataobj[0, 0, 0] = 1
     model.set_sform(affine, code=4)
-    model.set_qform(affine, code=1)
-    model.header["descrip"] = b"a scan"
+    model.set_qform(affine @ np.diag([1, 1, 1.01, 1]), code=1)
+    header = model.header
+    header.set_xyzt_units("micron", "sec")
+    header["descrip"] = header["aux_file"] = b"John Doe 1970"
+    header["intent_name"] = b"z score"
+    header["intent_code"] = 5
+    header["intent_p1"] = header["cal_max"] = header["slice_duration"] = header["toffset"] = 7
+    header["slice_code"] = 1
+    header["dim_info"] = 57
+    header.set_slope_inter(2, 3)
+    header.extensions.append(nib.nifti1.Nifti1Extension("comment", b"John Doe 1970"))
     nib.save(model, tmp_path / "model.nii.gz")
-    written = to_nibabel(np.full(SHAPE, 0.25, dtype=np.float32), read_image(tmp_path / "model.nii.gz"))
-    assert written.header["sform_code"] == 4 and written.header["descrip"] == b"a scan"
+    model = nib.load(tmp_path / "model.nii.gz")
+
+    write_image(
+        tmp_path / "written.nii.gz", np.full(SHAPE, 0.25, np.float32), open_image(tmp_path / "model.nii.gz", "image")
+    )
+    written = nib.load(tmp_path / "written.nii.gz")
+    for form in ("sform", "qform"):
+        matrix, code = getattr(written, f"get_{form}")(coded=True)
+        expected, expected_code = getattr(model, f"get_{form}")(coded=True)
+        assert code == expected_code
+        np.testing.assert_allclose(matrix, expected, atol=1e-5)
+    assert written.header.get_xyzt_units() == model.header.get_xyzt_units()
+    assert written.header.get_zooms() == pytest.approx(model.header.get_zooms())
     assert written.get_data_dtype() == np.float32
     np.testing.assert_array_equal(written.get_fdata(), 0.25)
+    assert b"John" not in gzip.decompress((tmp_path / "written.nii.gz").read_bytes())
+    assert bytes(written.header["descrip"]).startswith(b"metreg ")
+    assert not written.header.extensions
+    plain = nib.Nifti1Header()
+    for name in (
+        "intent_code",
+        "intent_name",
+        "intent_p1",
+        "cal_max",
+        "slice_duration",
+        "slice_code",
+        "dim_info",
+        "toffset",
+    ):
+        assert written.header[name] == plain[name], name
 
 
 def test_labels_are_integers_in_any_type(tmp_path: Path) -> None:
@@ -277,3 +314,31 @@ def test_a_series_with_a_gap_is_refused(tmp_path: Path) -> None:
     write_series(tmp_path, positions=(0, 3, 6, 18))
     with pytest.raises(MetregError, match="missing or unevenly spaced \\(3 to 12 mm apart\\)"):
         read_image(tmp_path)
+
+
+@pytest.mark.parametrize("slice_number", [0, 1, 3])
+def test_a_damaged_slice_of_a_series_is_not_left_out(slice_number: int, tmp_path: Path) -> None:
+    write_series(tmp_path, positions=(0, 3, 6, 9))
+    file = tmp_path / f"{slice_number}.dcm"
+    content = file.read_bytes()
+    for size in (len(content) - 1, len(content) // 2, 200, 0):
+        file.write_bytes(content[:size])
+        with pytest.raises(MetregError, match=str(tmp_path)):
+            read_image(tmp_path)
+    file.write_bytes(content)
+    (tmp_path / "notes.txt").write_text("no slice")
+    assert read_image(tmp_path).shape == (7, 6, 4)
+
+
+def test_weights_must_lie_on_their_image(caplog: pytest.LogCaptureFixture) -> None:
+    image = read_image((picture(SHAPE, np.eye(4)) + np.arange(9), np.eye(4)))
+    weights = np.full((*SHAPE, 4), 0.25)
+    with pytest.raises(MetregError, match=r"weights: no voxel of .* comes to lie on .*; they lie in the space"):
+        read_weights((weights, np.diag([1.0, 1, 1, 1]) + np.eye(4, k=3) * 3000), image, 4)
+    read_weights((weights, np.diag([2.0, 3, 4, 1])), image, 4)  # larger
+    read_weights((weights, np.diag([0.1, 0.1, 0.1, 1])), image, 4)  # a small region of it
+    assert not caplog.text
+    far = np.eye(4)
+    far[:3, 3] = (4, 5, 6)
+    read_weights((weights, far), image, 4)
+    assert "weights: only 5.4 % of the voxels of" in caplog.text

@@ -125,3 +125,82 @@ def test_the_identity_changes_nothing() -> None:
     values = (1000 * np.random.default_rng(0).random((61, 47, 53))).astype(np.float32)
     image = Image(values, np.array([[0.9, 0.1, 0, 3], [-0.1, 0.9, 0, 7.3], [0, 0, 1.1, -5], [0, 0, 0, 1]]))
     np.testing.assert_allclose(Transform((Affine(np.eye(4)),)).resample(image, image), values, rtol=1e-6)
+
+
+@pytest.mark.parametrize("fill", [0.0, -1024.0, 37.5])
+@pytest.mark.parametrize("dim", [2, 3])
+def test_outside_the_image_is_the_default_value_of_simpleitk(dim: int, fill: float) -> None:
+    shape = (14, 15, 13)[:dim]
+    values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    image = Image(values, np.eye(dim + 1))
+    reference = Image(np.empty((30, 31, 29)[:dim]), centred(np.diag([0.9, 1.1, 1.3][:dim]), (30, 31, 29)[:dim]))
+    ours = Transform((Affine(np.eye(dim + 1)),)).resample(image, reference, fill=fill)
+
+    grid = sitk.Image([31 if d == 1 else 30 - d // 2 for d in range(dim)], sitk.sitkFloat32)
+    grid.SetSpacing([0.9, 1.1, 1.3][:dim])
+    grid.SetOrigin(reference.affine[:dim, dim].tolist())
+    theirs = sitk.Resample(sitk.GetImageFromArray(values.T), grid, sitk.Transform(), sitk.sitkLinear, fill)
+    np.testing.assert_allclose(ours, sitk.GetArrayFromImage(theirs).T, atol=1e-4)
+    assert (ours == np.float32(fill)).mean() > 0.5
+
+
+def test_slices_are_filled_too() -> None:
+    flat = Image(np.ones((8, 9)), np.eye(3), plane=np.eye(4)[:, (0, 1, 3)])
+    wide = Image(np.empty((12, 13)), np.eye(3), plane=flat.plane)
+    values = Transform((Affine(np.eye(4)),)).resample(flat, wide, fill=-5)
+    assert (values[:8, :9] == 1).all() and (values[9:] == -5).all() and (values[:, 10:] == -5).all()
+
+
+@pytest.mark.parametrize("ending", ["mat", "h5"])
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_matrices_that_are_not_finite_are_refused(number: float, ending: str, tmp_path: Path) -> None:
+    for place in (0, 10):  # of the matrix and of the translation
+        numbers = [*np.eye(3).ravel().tolist(), 0.0, 0.0, 0.0]
+        numbers[place] = number
+        affine = sitk.AffineTransform(3)
+        affine.SetParameters(numbers)
+        sitk.WriteTransform(affine, str(tmp_path / f"a.{ending}"))
+        with pytest.raises(MetregError, match="transform: its matrix is not finite"):
+            read_transform(tmp_path / f"a.{ending}")
+
+
+@pytest.mark.parametrize("ending", ["tfm", "txt", "mat", "h5"])
+def test_matrices_without_an_inverse_are_refused(ending: str, tmp_path: Path) -> None:
+    affine = sitk.AffineTransform(3)
+    affine.SetMatrix([1.0, 2, 3, 2, 4, 6, 0, 0, 1])
+    sitk.WriteTransform(affine, str(tmp_path / f"a.{ending}"))
+    with pytest.raises(MetregError, match="transform: its matrix is singular"):
+        read_transform(tmp_path / f"a.{ending}")
+
+
+@pytest.mark.parametrize("row", ["2 4 6 0", "nan 4 5 0", "2 4 inf 0", "2 4 5"])
+def test_matrices_of_mni_that_make_no_sense_are_refused(row: str, tmp_path: Path) -> None:
+    text = "MNI Transform File\n\nTransform_Type = Linear;\nLinear_Transform =\n 1 2 3 10\n {row}\n 0 0 1 0;\n"
+    (tmp_path / "a.xfm").write_text(text.format(row="2 5 5 0"))
+    assert len(read_transform(tmp_path / "a.xfm").parts) == 1
+    (tmp_path / "a.xfm").write_text(text.format(row=row))
+    with pytest.raises(MetregError, match=r"transform: .*a\.xfm"):
+        read_transform(tmp_path / "a.xfm")
+
+
+def test_fields_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    transform = some_transform(3)
+    transform.parts[0].displacement[1, 3, 4, 5] = np.nan
+    transform.parts[0].displacement[:, 6, 4, 5] = np.inf
+    write_transform(tmp_path / "a.h5", transform)
+    with pytest.raises(MetregError, match="transform: its field is NaN or infinite at 2 points"):
+        read_transform(tmp_path / "a.h5")
+
+
+@pytest.mark.parametrize("order", ["field first", "affine first"])
+def test_points_far_outside_a_field_are_known(order: str) -> None:
+    affine = np.eye(4)
+    affine[0, 3] = 1000
+    moved = Affine(affine)
+    middle = np.zeros((1, 3))
+    field = Field(np.ones((3, 11, 11, 11), np.float32), centred(np.diag([10.0, 10.0, 10.0]), (11, 11, 11)))
+    parts = (field, moved) if order == "field first" else (moved, field)
+    here = middle if order == "field first" else middle - affine[:3, 3]
+    away = np.array([[0.0, 0, 0], [59, -59, 0], [70, 0, 0], [0, 0, -500]])
+    assert Transform(parts).far_outside(here + away).tolist() == [False, False, True, True]
+    assert not Transform((moved,)).far_outside(away).any()

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
+import math
 import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from metreg.checks import MetregError
+from metreg.data.integrity import check_length, check_pixels, unpack
 from metreg.data.intensity import standardise
 from metreg.grid import Array, transform_points, voxel_size
 
 log = logging.getLogger(__name__)
-NIFTI_ENDINGS = (".nii", ".nii.gz", ".hdr", ".img", ".mgz", ".mgh")
+NIFTI_ENDINGS = (".nii", ".nii.gz", ".hdr", ".hdr.gz", ".img", ".img.gz", ".mgz", ".mgh")
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +83,7 @@ def open_image(source: Any, role: str, *, unpacked: bool = True) -> Image:
         return _open_file(Path(source), role, unpacked)
     if isinstance(source, nib.spatialimages.SpatialImage):
         name = source.get_filename() or f"the {role} given"
-        return _from_nibabel(source, role, str(name))
+        return _from_nibabel(lambda: source, role, str(name), unpacked)
     if isinstance(source, tuple) and len(source) == 2:
         values, affine = (np.asarray(part) for part in source)
         return _place(values, np.asarray(affine, dtype=float), role, f"the {role} array given")
@@ -91,27 +95,53 @@ def _open_file(path: Path, role: str, unpacked: bool) -> Image:
 
     if not path.exists():
         raise MetregError(f"{role}: no such file: {path}")
+    if path.name.lower().endswith(NIFTI_ENDINGS):
+        return _from_nibabel(lambda: nib.load(path), role, str(path), unpacked)
+    return _from_itk(path, role)
+
+
+def _from_nibabel(load: Callable[[], Any], role: str, name: str, unpacked: bool) -> Image:
+    import nibabel as nib
+
     nib.imageglobals.logger.setLevel(logging.CRITICAL)  # it talks of headers that it repairs
     unreadable = (
         *(nib.filebasedimages.ImageFileError, nib.spatialimages.HeaderDataError, nib.spatialimages.HeaderTypeError),
         *(OSError, EOFError, ValueError, zlib.error, MemoryError, OverflowError),
     )
-    if path.name.lower().endswith(NIFTI_ENDINGS):
-        try:
-            return _from_nibabel(nib.load(path), role, str(path), unpacked)
-        except unreadable as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise MetregError(f"{role}: not a readable NIfTI image ({reason}): {path}") from None
-    return _from_itk(path, role)
-
-
-def _from_nibabel(image: Any, role: str, name: str, unpacked: bool = True) -> Image:
-    values = np.asanyarray(image.dataobj) if unpacked else np.broadcast_to(np.zeros((), np.uint8), image.shape)
+    try:
+        image = load()
+        values = _values_of(image) if unpacked else np.broadcast_to(np.zeros((), np.uint8), image.shape)
+    except unreadable as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise MetregError(f"{role}: not a readable NIfTI image ({reason}): {name}") from None
     header = None
     if hasattr(image.header, "get_xyzt_units"):
         header = image.header
         return _place(values, _nifti_affine(header, role, name), role, name, header)
     return _place(values, np.asarray(image.affine, dtype=float), role, name)
+
+
+def _values_of(image: Any) -> Array:
+    """The values of a nibabel image. What a file still holds of them is unpacked to its end, where the checksum is."""
+    from nibabel.arrayproxy import ArrayProxy
+
+    header_file = image.file_map.get("header")
+    if header_file is not None and str(header_file.filename).lower().endswith(".gz"):
+        unpack(Path(header_file.filename).read_bytes())
+    data = image.dataobj
+    if type(data) is not ArrayProxy or not isinstance(data.file_like, (str, Path)):
+        return np.asanyarray(data)
+    path = Path(data.file_like)
+    name = path.name.lower()
+    size = path.stat().st_size
+    if name.endswith((".gz", ".mgz")):
+        content = unpack(path.read_bytes())
+        size = len(content)
+        layout = (data.shape, data.dtype, data.offset, data.slope, data.inter)
+        data = ArrayProxy(BytesIO(content), layout, order=data.order)
+    voxels = math.prod(data.shape) * data.dtype.itemsize
+    check_length(data.offset + voxels, size, more=name.endswith((".mgh", ".mgz")))  # those have text behind the voxels
+    return np.asanyarray(data)
 
 
 def _nifti_affine(header: Any, role: str, name: str) -> Array:
@@ -145,9 +175,11 @@ def _from_itk(path: Path, role: str) -> Image:
             _check_series(files, role, path)
             image = sitk.ReadImage(files)
         else:
-            image = sitk.ReadImage(str(path))
+            image = _read_itk(path)
     except RuntimeError:
         raise MetregError(f"{role}: not an image that nibabel or SimpleITK can read: {path}") from None
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise MetregError(f"{role}: damaged ({error}): {path}") from None
     values = sitk.GetArrayFromImage(image)
     if image.GetNumberOfComponentsPerPixel() in (3, 4) and role != "weights":
         log.warning("%s: colours are turned to grey: %s", role, path)
@@ -161,13 +193,30 @@ def _from_itk(path: Path, role: str) -> Image:
     return _place(values, affine, role, str(path))
 
 
-def _check_series(files: Any, role: str, path: Path) -> None:
-    """Refuse a DICOM series whose slices are not equally far apart."""
+def _read_itk(path: Path) -> Any:
+    """A SimpleITK image, once its file has been found whole: some readers make up what is missing."""
     import SimpleITK as sitk
 
+    reader = sitk.ImageFileReader()
+    reader.SetFileName(str(path))
+    reader.ReadImageInformation()
+    one_pixel = sitk.Image([1] * reader.GetDimension(), reader.GetPixelID())
+    numbers = math.prod(reader.GetSize()) * reader.GetNumberOfComponents()
+    check_pixels(path, numbers * one_pixel.GetSizeOfPixelComponent())
+    return reader.Execute()
+
+
+def _check_series(files: Sequence[str], role: str, path: Path) -> None:
+    """Refuse a DICOM series with a damaged file, which its reader leaves out, or with slices not equally far apart."""
+    import SimpleITK as sitk
+
+    within = {Path(file).name for file in files}
+    for file in sorted(path.iterdir()):
+        if file.name not in within and _is_dicom(file):
+            raise MetregError(f"{role}: {file.name} is damaged, or no part of the DICOM series beside it: {path}")
     reader, positions = sitk.ImageFileReader(), []
-    for file in files:
-        reader.SetFileName(file)
+    for name in files:
+        reader.SetFileName(name)
         reader.ReadImageInformation()
         positions.append(reader.GetOrigin())
     steps = np.linalg.norm(np.diff(np.array(positions), axis=0), axis=1)
@@ -175,6 +224,14 @@ def _check_series(files: Any, role: str, path: Path) -> None:
         raise MetregError(
             f"{role}: slices are missing or unevenly spaced ({steps.min():.3g} to {steps.max():.3g} mm apart): {path}"
         )
+
+
+def _is_dicom(path: Path) -> bool:
+    """Whether a file is one by its name or its first bytes; an index of the folder aside."""
+    if not path.is_file() or path.name.upper() == "DICOMDIR":
+        return False
+    with path.open("rb") as file:
+        return path.suffix.lower() in (".dcm", ".ima") or file.read(132).endswith(b"DICM")
 
 
 def _place(values: Array, affine: Array, role: str, name: str, header: Any = None) -> Image:
@@ -190,12 +247,12 @@ def _place(values: Array, affine: Array, role: str, name: str, header: Any = Non
         raise MetregError(f"{role}: no voxels, shape {values.shape}: {name}")
     if affine.shape not in ((len(shape) + 1,) * 2, (4, 4)):
         raise MetregError(f"{role}: wanted an affine of {len(shape) + 1} x {len(shape) + 1}, got {affine.shape}: {name}")
-    if _is_singular(affine):
+    if is_singular(affine):
         raise MetregError(f"{role}: the header's affine is singular, so voxels have no place: {name}")
     values = values.reshape(*shape, *channels)
     if len(shape) == 2 and len(affine) == 4:
         affine = affine[np.ix_((0, 1, 3), (0, 1, 3))]
-        if _is_singular(affine):
+        if is_singular(affine):
             raise MetregError(f"{role}: a 2-D image that does not lie in the x-y plane: {name}; store it as one 3-D slice")
     if len(shape) == 2:
         return Image(values, affine, name, header=header)
@@ -208,7 +265,8 @@ def _place(values: Array, affine: Array, role: str, name: str, header: Any = Non
     return Image(values.squeeze(thin[0]), flat, name, plane, header)
 
 
-def _is_singular(affine: Array) -> bool:
+def is_singular(affine: Array) -> bool:
+    """Whether a homogeneous matrix is not finite or has no inverse, but for rounding."""
     size = voxel_size(affine)
     return not np.isfinite(affine).all() or size.min() == 0 or abs(np.linalg.det(affine[:-1, :-1] / size)) < 1e-6
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import math
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +15,16 @@ import numpy as np
 
 from metreg.checks import MetregError
 from metreg.data.formats import Image, open_image
-from metreg.grid import Array, transform_points, voxel_size
+from metreg.grid import Array, transform_points, voxel_size, world_points
+
+log = logging.getLogger(__name__)
+LOOKED_AT = 100_000
+"""Voxels, evenly spread, that say how much of one image lies in another."""
+LITTLE = 0.1
+"""The share of what could overlap below which that is worth a warning."""
+SFORM = ("sform_code", "srow_x", "srow_y", "srow_z")
+QFORM = ("qform_code", "quatern_b", "quatern_c", "quatern_d", "qoffset_x", "qoffset_y", "qoffset_z")
+"""Fields of a NIfTI header that say where voxels lie; with the voxel size, `pixdim`."""
 
 
 def read_image(source: Any, role: str = "image") -> Image:
@@ -73,7 +87,57 @@ def read_weights(source: Any, like: Image, count: int, role: str = "weights") ->
         )
     if not np.isfinite(values).all() or values.min() < 0 or np.abs(values.sum(-1) - 1).max() > 1e-2:
         raise MetregError(f"{role}: wanted numbers of 0 or more whose sum is one at every voxel: {image.name}")
+    placed = match_planes(image, like)
+    check_overlap(
+        placed,
+        like,
+        lambda voxels: world_points(voxels.shape, voxels.affine),
+        role=role,
+        hint="they lie in the space of the moving image",
+    )
     return replace(image, values=values)
+
+
+def check_overlap(image: Image, reference: Image, place: Callable[[Image], Array], *, role: str, hint: str) -> None:
+    """Refuse an image on which no voxel of the reference comes to lie; warn where only few of those do that could.
+
+    `place` says where the voxels of an image come to lie, the reference or fewer voxels in its place: (P, D), world points.
+    """
+    looked_at = _thinned(reference)
+    inside = _count_inside(image, place(looked_at))
+    if inside == 0 and looked_at is not reference:  # there may be some between those looked at
+        looked_at = reference
+        inside = _count_inside(image, place(looked_at))
+    if inside == 0:
+        raise MetregError(f"{role}: no voxel of {reference.name} comes to lie on {image.name}; {hint}")
+    share = inside / math.prod(looked_at.shape)
+    smaller = min(1.0, _volume(image) / _volume(reference))  # a small image may well lie in a large reference
+    if share < LITTLE * smaller:
+        few = f"only {100 * share:.2g} % of the voxels of {reference.name} come to lie on {image.name}"
+        log.warning("%s: %s; %s", role, few, hint)
+
+
+def _count_inside(image: Image, points: Array) -> int:
+    """How many world points lie on the voxels of the image."""
+    index = transform_points(np.linalg.inv(image.affine), points)
+    return int(((index >= -0.5) & (index <= np.array(image.shape) - 0.5)).all(1).sum())
+
+
+def _thinned(image: Image) -> Image:
+    """A place for fewer voxels over the same image, evenly spread: each in the middle of those it stands for."""
+    every = max(1.0, (math.prod(image.shape) / LOOKED_AT) ** (1 / image.dim))
+    shape = tuple(math.ceil(n / every) for n in image.shape)
+    if shape == image.shape:
+        return image
+    affine = np.eye(image.dim + 1)
+    for axis, (n, fewer) in enumerate(zip(image.shape, shape, strict=True)):
+        affine[axis, axis] = n / fewer
+        affine[axis, -1] = (n / fewer - 1) / 2
+    return replace(image, values=np.broadcast_to(np.uint8(0), shape), affine=image.affine @ affine)
+
+
+def _volume(image: Image) -> float:
+    return abs(float(np.linalg.det(image.affine[:-1, :-1]))) * math.prod(image.shape)
 
 
 def check_same_grid(image: Image, like: Image, role: str) -> None:
@@ -116,7 +180,10 @@ def write_image(path: Path, values: Array, like: Image) -> None:
 
 
 def to_nibabel(values: Array, like: Image) -> Any:
-    """Values (*S) or (*S, N) on the voxels of `like` as a NIfTI image, with its header where it has one."""
+    """Values (*S) or (*S, N) on the voxels of `like` as a NIfTI image, which lies where its header says, where it has one.
+
+    Nothing else is taken from that header: what it tells of other values and of a person is not true of these.
+    """
     import nibabel as nib
 
     shape, extra = values.shape[: like.dim], values.shape[like.dim :]
@@ -124,20 +191,31 @@ def to_nibabel(values: Array, like: Image) -> Any:
         shape = like.header.get_data_shape()[:3]
     elif like.plane is not None or (extra and like.dim == 2):
         shape = (*shape, 1)
-    affine = _file_affine(like)
-    image = nib.Nifti1Image(values.reshape(*shape, *extra), affine, like.header, dtype=values.dtype)
+    header = nib.Nifti1Header()
+    header.set_data_shape((*shape, *extra))
+    header["descrip"] = _maker().encode()
     if like.header is None:
-        image.set_qform(affine, code="aligned")
-        image.set_sform(affine, code="aligned")
-        image.header.set_xyzt_units("mm")
-    image.header["cal_min"] = image.header["cal_max"] = 0
-    return image
+        affine = _file_affine(like)
+        header.set_qform(affine, code="aligned")
+        header.set_sform(affine, code="aligned")
+        header.set_xyzt_units("mm")
+    else:
+        for name in (*SFORM, *QFORM, "xyzt_units"):
+            header[name] = like.header[name]
+        header["pixdim"][:4] = like.header["pixdim"][:4]
+    # the header's own affine, rounded as it is there: given another one, nibabel would change both forms
+    return nib.Nifti1Image(values.reshape(*shape, *extra), header.get_best_affine(), header, dtype=values.dtype)
+
+
+def _maker() -> str:
+    """What is said of where an image comes from."""
+    with suppress(PackageNotFoundError):
+        return f"metreg {version('metreg')}"
+    return "metreg"
 
 
 def _file_affine(image: Image) -> Array:
-    """The 4 x 4 affine of the file that `image` came from, or would come from."""
-    if image.header is not None:
-        return np.asarray(image.header.get_best_affine(), dtype=float)
+    """The 4 x 4 affine of the file that an image without a header would come from."""
     affine = np.eye(4)
     if image.plane is not None:
         affine[:, (0, 1, 3)] = image.plane @ image.affine

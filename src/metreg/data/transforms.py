@@ -12,12 +12,15 @@ import numpy as np
 import torch
 
 from metreg.checks import MetregError
-from metreg.data.formats import Image
+from metreg.data.formats import Image, is_singular
+from metreg.data.integrity import DamagedFileError, check_hdf5, check_itk_text, check_matlab, check_xfm
 from metreg.grid import Array, Grid, transform_points, voxel_size, world_points
 from metreg.interpolate import sample
 
 Mode = Literal["linear", "nearest"]
 CPU = torch.device("cpu")
+FAR = 0.1
+"""Share of a field's size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,25 +65,43 @@ class Transform:
             points = part.apply(points)
         return points
 
-    def resample(self, image: Image, reference: Image, mode: Mode = "linear") -> Array:
-        """The image on the voxels of the reference: its value at T(x) for every voxel x, zero outside.  (*S)"""
-        return self.resample_all([(image, mode)], reference)[0]
+    def far_outside(self, points: Array) -> Array:
+        """Which points (P, D) come so far outside a field, by a tenth of its size, that they were hardly meant for it."""
+        far = np.zeros(len(points), dtype=bool)
+        for part in self.parts:
+            if isinstance(part, Field):
+                index = transform_points(np.linalg.inv(part.affine), points)
+                shape = np.array(part.displacement.shape[1:])
+                margin = np.maximum(FAR * shape, 0.5)
+                far |= ((index < -margin) | (index > shape - 1 + margin)).any(1)
+            points = part.apply(points)
+        return far
+
+    def resample(self, image: Image, reference: Image, mode: Mode = "linear", *, fill: float = 0.0) -> Array:
+        """The image on the voxels of the reference: its value at T(x) for every voxel x, `fill` outside it.  (*S)
+
+        As in ITK a point that lies on a voxel of the image is interpolated, up to half a voxel beyond the centres of the
+        outermost ones, without a share of what lies outside.
+        """
+        return self.resample_all([(image, mode, fill)], reference)[0]
 
     def resample_all(
-        self, images: Sequence[tuple[Image, Mode]], reference: Image, device: torch.device = CPU
+        self, images: Sequence[tuple[Image, Mode, float]], reference: Image, device: torch.device = CPU
     ) -> list[Array]:
         """The same for several images of one space, a few planes at a time. Positions are kept in double precision."""
         if self.dim < reference.dim:
             raise MetregError(f"transform: it is {self.dim}-D, the reference {reference.dim}-D: {reference.name}")
         if self.dim > reference.dim:
             points = self.at_voxels(reference, images[0][0])
-            found = [sample_at(_to_sample(f, mode)[None], f.affine, points, mode)[0] for f, mode in images]
+            found = [sample_at(_to_sample(f, mode)[None], f.affine, points, mode, fill)[0] for f, mode, fill in images]
             return [values.reshape(reference.shape) for values in found]
-        tensors = [_tensor(_to_sample(image, mode)[None], device) for image, mode in images]
-        out = [np.empty(reference.shape, dtype=_to_sample(image, mode).dtype) for image, mode in images]
+        # what is sampled is zero outside, so the fill is taken off before and added after
+        tensors = [_tensor(_to_sample(image, mode)[None], device) - fill for image, mode, fill in images]
+        out = [np.empty(reference.shape, dtype=_to_sample(image, mode).dtype) for image, mode, _ in images]
         for planes, x in self._from_voxels(reference, device):
-            for f, (image, mode), into in zip(tensors, images, out, strict=True):
-                into[planes] = sample_tensor(f, linear(np.linalg.inv(image.affine), x), mode)[0, 0].cpu().numpy()
+            for f, (image, mode, fill), into in zip(tensors, images, out, strict=True):
+                values = sample_tensor(f, linear(np.linalg.inv(image.affine), x), mode)[0, 0] + fill
+                into[planes] = values.cpu().numpy()
         return out
 
     def at_voxels(self, reference: Image, image: Image) -> Array:
@@ -136,14 +157,14 @@ def map_of_field(field: Field, grid: Grid) -> torch.Tensor:
     return grid.points(shift) + shift
 
 
-def sample_at(values: Array, affine: Array, points: Array, mode: Mode = "linear") -> Array:
-    """Values (C, *S) of a grid at world points (P, D), zero outside -> (C, P). Positions are kept in double precision."""
+def sample_at(values: Array, affine: Array, points: Array, mode: Mode = "linear", fill: float = 0.0) -> Array:
+    """Values (C, *S) of a grid at world points (P, D), `fill` outside -> (C, P). Positions are kept in double precision."""
     index = transform_points(np.linalg.inv(affine), points)
     chunk, out = 2_000_000, np.empty((len(values), len(points)), dtype=values.dtype)
-    f = _tensor(values, CPU)
+    f = _tensor(values, CPU) - fill
     for start in range(0, len(points), chunk):
         x = torch.from_numpy(index[start : start + chunk].T.copy())
-        out[:, start : start + chunk] = sample_tensor(f, x, mode)[0].numpy()
+        out[:, start : start + chunk] = (sample_tensor(f, x, mode)[0] + fill).numpy()
     return out
 
 
@@ -203,9 +224,12 @@ def write_transform(path: Path, transform: Transform) -> None:
         for number, part in enumerate(reversed(transform.parts), start=1):
             kind, fixed, parameters = _itk_affine(part) if isinstance(part, Affine) else _itk_field(part)
             group.create_dataset(f"{number}/TransformType", data=[f"{kind}_double_{dim}_{dim}"], dtype=text)
-            group.create_dataset(f"{number}/TransformFixedParameters", data=fixed)
-            quickly = {"compression": "gzip", "compression_opts": 1, "shuffle": True} if parameters.size > 100 else {}
-            group.create_dataset(f"{number}/TransformParameters", data=parameters, **quickly)
+            # what is compressed carries a checksum anyway; the little that is not gets one too
+            group.create_dataset(f"{number}/TransformFixedParameters", data=fixed, fletcher32=True)
+            packing: dict[str, Any] = {"fletcher32": True}
+            if parameters.size > 100:
+                packing = {"compression": "gzip", "compression_opts": 1, "shuffle": True}
+            group.create_dataset(f"{number}/TransformParameters", data=parameters, **packing)
 
 
 def read_transform(path: str | Path) -> Transform:
@@ -219,14 +243,39 @@ def read_transform(path: str | Path) -> Transform:
     sitk.ProcessObject.SetGlobalWarningDisplay(False)
     try:
         if path.suffix in (".h5", ".hdf5"):  # ITK prints pages about a damaged file; h5py just says so
+            check_hdf5(path)
             with h5py.File(path) as file:
                 file.visititems(lambda name, item: item[()] if isinstance(item, h5py.Dataset) else None)
+        if path.suffix == ".mat":
+            check_matlab(path.read_bytes())
         parts = _flat(sitk.ReadTransform(str(path)))
-    except (RuntimeError, OSError):
+        if path.suffix in (".tfm", ".txt"):
+            counts = [(part.GetNumberOfParameters(), part.GetNumberOfFixedParameters()) for part in parts]
+            check_itk_text(path.read_text(encoding="utf-8"), counts)
+        if path.suffix == ".xfm":
+            check_xfm(path.read_text(encoding="utf-8"), len(parts))
+    except DamagedFileError as error:
+        raise MetregError(f"transform: damaged ({error}): {path}") from None
+    except (RuntimeError, OSError, UnicodeDecodeError):
         raise MetregError(f"transform: not an ITK transform file, or damaged: {path}") from None
     if not parts:
         raise MetregError(f"transform: it has no parts: {path}")
-    return Transform(tuple(_from_itk(part, path) for part in parts))
+    transform = Transform(tuple(_from_itk(part, path) for part in parts))
+    check_transform(transform, str(path))
+    return transform
+
+
+def check_transform(transform: Transform, name: str) -> None:
+    """Refuse numbers that take points nowhere, and a matrix that has no inverse."""
+    for part in transform.parts:
+        if isinstance(part, Field) and not np.isfinite(part.displacement).all():
+            bad = int((~np.isfinite(part.displacement)).any(0).sum())
+            raise MetregError(f"transform: its field is NaN or infinite at {bad} points; make it anew: {name}")
+        matrix = part.matrix if isinstance(part, Affine) else part.affine
+        if not np.isfinite(matrix).all():
+            raise MetregError(f"transform: its matrix is not finite; make it anew: {name}")
+        if is_singular(matrix):
+            raise MetregError(f"transform: its matrix is singular, so it has no inverse; make it anew: {name}")
 
 
 def _flat(transform: Any) -> list[Any]:
@@ -245,8 +294,9 @@ def _from_itk(part: Any, path: Path) -> Affine | Field:
         matrix = np.eye(dim + 1)
         offset = np.array(part.TransformPoint([0.0] * dim))
         matrix[:dim, dim] = offset
-        matrix[:dim, :dim] = np.array([part.TransformPoint(list(e)) for e in np.eye(dim)]).T - offset[:, None]
-        return Affine(flip @ matrix @ flip)
+        with np.errstate(invalid="ignore"):  # what is not finite is refused later
+            matrix[:dim, :dim] = np.array([part.TransformPoint(list(e)) for e in np.eye(dim)]).T - offset[:, None]
+            return Affine(flip @ matrix @ flip)
     if part.GetName() != "DisplacementFieldTransform":
         raise MetregError(f"transform: a {part.GetName()} cannot be read; wanted affine parts and fields: {path}")
     import SimpleITK as sitk

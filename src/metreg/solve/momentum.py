@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from metreg.checks import MetregError
 from metreg.config import Settings
+from metreg.data.formats import is_singular
 from metreg.data.tensors import read_tensors, write_tensors
 from metreg.data.transforms import Affine, Transform, field_of_map
 from metreg.grid import Array, Grid
@@ -39,12 +41,21 @@ def read_momentum(path: str | Path) -> tuple[Transform, Transform]:
     """The transform and its inverse, computed again from the compact form."""
     path = Path(path)
     tensors, about = read_tensors(path, form=FORMAT, role="momentum")
-    settings, geometry = Settings.model_validate_json(about["settings"]), json.loads(about["grid"])
-    shape, spacing = tuple(geometry["shape"]), tuple(geometry["spacing"])
-    grid = Grid(shape, spacing, geometry["length_mm"], tensors["grid_affine"].numpy())
-    metric = make_metric(grid, settings.metric, like=tensors["m"], weights=tensors.get("weights"))
-    phi_inv, phi = maps_of(tensors["m"], metric, grid, settings.flow)
-    affine = tensors["affine"].numpy()
+    try:
+        settings, geometry = Settings.model_validate_json(about["settings"]), json.loads(about["grid"])
+        shape, spacing = tuple(geometry["shape"]), tuple(geometry["spacing"])
+        grid = Grid(shape, spacing, geometry["length_mm"], tensors["grid_affine"].numpy())
+        affine = tensors["affine"].numpy()
+        m = tensors["m"]
+    except (KeyError, TypeError, ValueError):
+        raise MetregError(f"momentum: damaged, its header makes no sense: {path}") from None
+    for name, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):
+            raise MetregError(f"momentum: {name} is NaN or infinite; register anew: {path}")
+    if is_singular(affine) or is_singular(grid.affine):
+        raise MetregError(f"momentum: its matrix is singular, so it has no inverse; register anew: {path}")
+    metric = make_metric(grid, settings.metric, like=m, weights=tensors.get("weights"))
+    phi_inv, phi = maps_of(m, metric, grid, settings.flow)
     planes = [tensors[name].numpy() if name in tensors else None for name in ("fixed_plane", "moving_plane")]
     there = Transform((field_of_map(phi_inv, grid), Affine(affine)))
     back = Transform((Affine(np.linalg.inv(affine)), field_of_map(phi, grid)))

@@ -13,6 +13,8 @@ from metreg.checks import MetregError
 from metreg.options import Affine, Changes, Config, Device, Json, Out, Overwrite, Preset, Quiet, Seed, with_options
 from metreg.terminal import say_what_is_chosen, show_iterations, show_table, summary_table
 
+FILL = "the background of {}: what most of its outermost layer is, e.g. -1024 in a CT, or 0"
+
 
 def register(
     moving: Annotated[Path, typer.Argument(metavar="MOVING", help="The image to be moved.", show_default=False)],
@@ -50,6 +52,10 @@ def register(
         Path | None, typer.Option(help="CSV: label number, name.", show_default=False, rich_help_panel="Masks and labels")
     ] = None,
     affine: Affine = None,
+    fill: Annotated[
+        float | None,
+        typer.Option(help="Value of the warped image where MOVING does not reach.", show_default=FILL.format("MOVING")),
+    ] = None,
     config: Config = None,
     changes: Changes = None,
     device: Device = "auto",
@@ -95,6 +101,7 @@ def register(
             moving_labels=moving_labels,
             fixed_labels=fixed_labels,
             label_names=label_names,
+            fill=fill,
             device=device,
             on_iteration=on_iteration,
         )
@@ -113,6 +120,10 @@ def apply(
         Path | None, typer.Option("--reference", "-r", help="The image whose grid is used.", show_default=False)
     ] = None,
     labels: Annotated[bool, typer.Option("--labels", help="IMAGE holds labels: take the nearest one.")] = False,
+    fill: Annotated[
+        float | None,
+        typer.Option(help="Value where IMAGE does not reach.", show_default=FILL.format("IMAGE")),
+    ] = None,
     frame: Annotated[
         Literal["ras", "lps"] | None, typer.Option(help="Frame of the points in mm, in and out.", show_default=False)
     ] = None,
@@ -140,7 +151,7 @@ def apply(
     else:
         if reference is None:
             raise MetregError("--reference: an image needs the grid it is brought onto; say -r FIXED")
-        apply_to_image(transform, image, reference, out, labels=labels, overwrite=overwrite)
+        apply_to_image(transform, image, reference, out, labels=labels, fill=fill, overwrite=overwrite)
     if not quiet:
         typer.echo(f"wrote {out}")
 
