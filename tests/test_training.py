@@ -101,6 +101,26 @@ def test_intensities_are_matched_to_a_standard() -> None:
     assert (np.diff(found[np.argsort(b)]) >= 0).all()
 
 
+def test_examples_of_pairs_that_share_a_name_are_all_shown(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (0, 1, 2):
+        folder = tmp_path / f"sub-{number}"
+        folder.mkdir()
+        (images / f"{number}.nii.gz").rename(folder / "T1.nii.gz")
+    people = [tmp_path / f"sub-{number}" / "T1.nii.gz" for number in (0, 1, 2)]
+    files = [PairFiles(people[0], people[1]), PairFiles(people[1], people[2])]
+    shown: list[str] = []
+
+    def page(about: object, history: object, examples: dict[str, object], *rest: object) -> str:
+        shown.extend(examples)
+        return ""
+
+    monkeypatch.setattr("metreg.training.training_page", page)
+    train_metric(files, tmp_path / "run", short(), device=CPU)
+    assert shown == ["1: T1 to T1", "2: T1 to T1"]
+
+
 def test_masks_say_where_pairs_count(images: Path, tmp_path: Path) -> None:
     image = nib.load(images / "0.nii.gz")
     half = np.zeros(image.shape, dtype=np.uint8)

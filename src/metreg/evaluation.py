@@ -32,7 +32,7 @@ from metreg.data.whole import write_whole
 from metreg.evaluate.measure import Case, measure, open_case
 from metreg.grid import Array
 from metreg.interpolate import downsample
-from metreg.methods import Method, find_transform, sibling
+from metreg.methods import Method, facts_beside, find_transforms, inverse_beside
 from metreg.pipeline import read_label_names, register, version_of
 from metreg.report.evaluation import Published, badness, write_evaluation
 from metreg.results import Result
@@ -71,11 +71,8 @@ def evaluate(
     `jobs` processes each take a pair at a time; they share the cores, and the GPU if there is one.
     """
     names = read_label_names(label_names)
-    for number, pair in enumerate(files, start=1):
-        for method in methods:  # a missing file should not wait until it is its turn
-            if method.folder is not None:
-                find_transform(method.folder, pair, number)
-    run, rows = _Run(files, methods, out, settings, names, device, frame), []
+    transforms = transforms_of(methods, files)
+    run, rows = _Run(files, methods, out, settings, names, device, frame, transforms), []
     numbers = range(1, len(files) + 1)
     with nullcontext() if jobs == 1 else _workers(run, min(jobs, len(files))) as pool:
         for found in map(run.rows_of, numbers) if pool is None else pool.map(_rows_of, numbers):
@@ -85,6 +82,11 @@ def evaluate(
                 tell(f"pair {row['pair']} of {len(files)}, {row['method']}: {told}{row['folds']} folds")
     _keep_worst(out / "pages", rows)
     return rows
+
+
+def transforms_of(methods: Sequence[Method], files: Sequence[PairFiles]) -> dict[str, list[Path]]:
+    """The transform of every pair, by the names of methods that read them; what is missing or unclear is refused."""
+    return {method.name: find_transforms(method.folder, files) for method in methods if method.folder is not None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +100,8 @@ class _Run:
     names: dict[int, str]
     device: str
     frame: Frame | None
+    transforms: dict[str, list[Path]]
+    """By method the file of every pair, where they are read."""
     seen: Rows = field(default_factory=list)
     """Of pairs that this process has been through."""
 
@@ -108,7 +112,8 @@ class _Run:
             record = self.out / "runs" / method.name / f"{number:04d}.json"
             if not record.is_file():
                 work = work or _Work(number, pair, open_case(pair, self.frame), self.settings, self.names, self.device)
-                row, result = work.row(method)
+                own = self.transforms.get(method.name)
+                row, result = work.row(method, None if own is None else own[number - 1])
                 if result is not None and row in _worst([*self.seen, row], method.name):
                     page = replace(result, label_names=self.names).report(viewer=False)
                     write_whole(_page_of(self.out / "pages", row), page)
@@ -181,11 +186,14 @@ class _Work:
         )
         return matrix, time.perf_counter() - start
 
-    def row(self, method: Method) -> tuple[dict[str, Any], Result | None]:
-        """What is measured of this pair under one method, and the registration if that is what was done."""
+    def row(self, method: Method, path: Path | None) -> tuple[dict[str, Any], Result | None]:
+        """What is measured of this pair under one method, and the registration if that is what was done.
+
+        `path` is the file of its transform, where that is read.
+        """
         result = None
-        if method.folder is not None:
-            transform, inverse, facts = self._read(method.folder)
+        if path is not None:
+            transform, inverse, facts = _read_transform(path)
         elif method.metric is None:
             matrix, seconds = self.alignment
             parts = Transform((Affine(matrix),)), Transform((Affine(np.linalg.inv(matrix)),))
@@ -206,14 +214,6 @@ class _Work:
             "by_label": by_label,
         }
         return row, result
-
-    def _read(self, folder: Path) -> tuple[Transform, Transform | None, dict[str, Any]]:
-        """Another tool's transform, its inverse where it lies beside it, and the costs that a JSON file beside it tells."""
-        path = find_transform(folder, self.files, self.number)
-        back = sibling(path, "/fixed_to_moving.h5" if path.name == "moving_to_fixed.h5" else "_inverse.h5")
-        told = sibling(path, ".json")
-        facts = json.loads(told.read_text(encoding="utf-8")) if told.is_file() else {}
-        return load_transform(path), load_transform(back) if back.is_file() else None, facts
 
     def _register(self, metric: str, settings: Settings) -> Result:
         return register(
@@ -241,6 +241,14 @@ class _Work:
             "mean_weights": [float(w[shown[0]].mean()) for w in metric.local_weights()[0]],
             "sigma_mm_by_label": regions,
         }
+
+
+def _read_transform(path: Path) -> tuple[Transform, Transform | None, dict[str, Any]]:
+    """Another tool's transform, its inverse where it lies beside it, and the costs that a JSON file beside it tells."""
+    inverse = inverse_beside(path)
+    costs = facts_beside(path)
+    facts = json.loads(costs.read_text(encoding="utf-8")) if costs.is_file() else {}
+    return load_transform(path), load_transform(inverse) if inverse.is_file() else None, facts
 
 
 def _worst(rows: Rows, method: str) -> Rows:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from metreg.checks import MetregError
 from metreg.config import Settings, changed
-from metreg.data.datasets import PairFiles
+from metreg.data.datasets import PairFiles, stem
 from metreg.data.formats import Image
 from metreg.data.intensity import quantile_function
 from metreg.data.io import match_planes, read_image, read_mask
@@ -234,7 +234,7 @@ class _TensorBoard:
 def _examples(
     model: LearnedMetric, prepared: Prepared, files: list[PairFiles], settings: Settings, run: Path, generation: int
 ) -> dict[str, Plane]:
-    """The first few pairs with the momenta with which the training ended, by name."""
+    """The first few pairs with the momenta with which the training ended, by number and name."""
     pairs, grid = prepared.pairs, prepared.pairs.grid
     map_grid = map_grid_of(grid, settings.flow.map_factor)
     stored = np.load(run / f"momenta-{generation}.npy", mmap_mode="r", allow_pickle=False)
@@ -247,7 +247,8 @@ def _examples(
         metric = make_metric(map_grid, settings.metric, like=source, weights=w)
         phi_inv = flow(metric.sharp(m), map_grid, integrator=settings.flow.integrator, steps=settings.flow.steps)
         sigma = upsample(metric.local_sigma()[:, None] * grid.length_mm, grid)
-        shown[files[i].name.replace("_to_", " to ")] = plane_of_map(source, target, upsample(phi_inv, grid), grid, sigma)
+        name = f"{i + 1}: {stem(files[i].moving)} to {stem(files[i].fixed)}"
+        shown[name] = plane_of_map(source, target, upsample(phi_inv, grid), grid, sigma)
     return shown
 
 

@@ -14,7 +14,7 @@ import pytest
 from conftest import bent_picture, centred, picture
 from metreg.apply import load_transform
 from metreg.bench.environment import open_environment, wanted
-from metreg.bench.peers import check_bench, measure_all, prepare, run_all
+from metreg.bench.peers import Bench, check_bench, measure_all, prepare, run_all
 from metreg.bench.process import run_fresh
 from metreg.bench.tools import PEERS, Tool, tools_of
 from metreg.checks import MetregError
@@ -132,6 +132,15 @@ def test_a_run_goes_on_only_as_it_began(table: Path, tmp_path: Path, monkeypatch
     nib.save(nib.Nifti1Image(np.eye(20, dtype=np.float32), np.eye(4)), tmp_path / "flat.nii.gz")
     with pytest.raises(MetregError, match="moving image: wanted a 3-D image, got a 2-D one"):
         check_bench([PairFiles(tmp_path / "flat.nii.gz", files[0].fixed)], None)
+
+
+def test_files_of_pairs_that_share_a_name_are_called_by_number(tmp_path: Path) -> None:
+    one, two = (PairFiles(Path(f"{who}/T1.nii"), Path(f"{who}/T2.nii")) for who in ("ann", "bob"))
+    other = PairFiles(Path("a.nii"), Path("b.nii"))
+    back = PairFiles(Path("a.nii"), Path("b_inverse.nii"))  # whose transform would take the place of an inverse
+    names = [Bench(tmp_path, [one, two, other], 1).name(number) for number in (1, 2, 3)]
+    assert names == ["0001", "0002", "a_to_b"]
+    assert [Bench(tmp_path, [other, back], 1).name(number) for number in (1, 2)] == ["0001", "0002"]
 
 
 def test_wrong_names_are_refused(tmp_path: Path) -> None:

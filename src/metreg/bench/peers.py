@@ -55,9 +55,12 @@ class Bench:
         return (self.out / "settings.toml").absolute()
 
     def name(self, number: int) -> str:
-        """A pair's name in the folders of transforms: MOVING_to_FIXED, or 0001 where two would have the same."""
+        """A pair's name in the folders of transforms: MOVING_to_FIXED, or 0001 where a file could be of two pairs."""
         names = [pair.name for pair in self.files]
-        return names[number - 1] if names.count(names[number - 1]) == 1 else f"{number:04d}"
+        own = names[number - 1]
+        inverse = BACK.removesuffix(THERE)
+        clear = names.count(own) == 1 and f"{own}{inverse}" not in names and not own.endswith(inverse)
+        return own if clear else f"{number:04d}"
 
     def prefix(self, method: str, number: int) -> Path:
         return self.out.absolute() / "transforms" / method / self.name(number)
