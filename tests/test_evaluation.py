@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
+import subprocess
+import sys
 import time
 from multiprocessing import active_children
 from pathlib import Path
@@ -14,9 +17,11 @@ import numpy as np
 import pytest
 
 from conftest import bend, bent_picture, centred, picture
+from helpers import children_of, is_running, wait_until
 from metreg.cli import main
 from metreg.data.transforms import Affine, Field, Transform, write_transform
 from metreg.grid import world_points
+from metreg.processes import TERMINATED
 
 SHAPE = (26, 28, 24)
 AFFINE = centred(np.diag([-3.0, 3.0, 3.0]), SHAPE)
@@ -165,3 +170,23 @@ def test_a_killed_worker_is_told_in_one_line_and_the_run_can_be_resumed(
     assert not active_children()
     assert run(monkeypatch, "evaluate", folder / "pairs.csv", *words, "--resume") == 0
     assert len(list((tmp_path / "out" / "runs" / "global").glob("*.json"))) == 2
+
+
+@pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_the_process_that_began_them(way: signal.Signals, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["-o", out, "--metric", "global", "--frame", "ras", "--no-affine", "--device", "cpu", "--jobs", 2]
+    words += ["--set", "solve.iterations=[3000,3000,3000]", "--set", "solve.tolerance=0"]
+    command = [sys.executable, "-m", "metreg", "evaluate", folder / "pairs.csv", *words]
+    process = subprocess.Popen([str(word) for word in command], stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: (out / "runs" / "affine" / "0001.json").is_file() or process.poll() is not None, 60)
+    workers = children_of(process.pid)
+    assert len(workers) >= 2
+    process.send_signal(way)
+    _, told = process.communicate(timeout=30)
+    wait_until(lambda: not any(map(is_running, workers)))
+    if way == signal.SIGTERM:
+        assert process.returncode == TERMINATED
+        assert told.splitlines()[-1].startswith("metreg: terminated") and "Traceback" not in told
+        assert not list(out.rglob("*.part"))
+    assert not list((out / "runs").rglob("global/*"))

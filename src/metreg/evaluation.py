@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import sys
@@ -14,6 +15,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from multiprocessing import active_children, get_context
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ from metreg.grid import Array
 from metreg.interpolate import downsample
 from metreg.methods import Method, facts_beside, find_transforms, inverse_beside
 from metreg.pipeline import read_label_names, register, version_of
+from metreg.processes import GRACE_SECONDS, Terminated, die_with_parent, end_now, raise_terminated
 from metreg.report.evaluation import Published, badness, write_evaluation
 from metreg.results import Result
 from metreg.solve.affine import align
@@ -125,15 +129,13 @@ class _Run:
 
 @contextmanager
 def _workers(run: _Run, jobs: int) -> Iterator[Executor]:
-    """Processes of their own: what runs on a GPU cannot be forked."""
+    """Processes of their own: what runs on a GPU cannot be forked. They end with this one."""
     others = active_children()
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker, (run, jobs)) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker, (run, jobs, os.getpid())) as pool:
         try:
             yield pool
         except BaseException as error:
-            for process in active_children():
-                if process not in others:
-                    process.terminate()
+            _end([process for process in active_children() if process not in others])
             pool.shutdown(cancel_futures=True)  # its thread waits for them; two that wait for one process lose it
             if isinstance(error, BrokenProcessPool):
                 raise MetregError("--jobs: a process was killed, perhaps for memory; use fewer, and --resume") from None
@@ -144,16 +146,35 @@ _RUN: _Run | None = None
 """Of a worker."""
 
 
-def _begin_worker(run: _Run, jobs: int) -> None:
+def _begin_worker(run: _Run, jobs: int, parent: int) -> None:
     global _RUN
     _RUN = run
+    die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever began them ends them
+    signal.signal(signal.SIGTERM, raise_terminated)
     torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
 
 
 def _rows_of(number: int) -> Rows:
     assert _RUN is not None
-    return _RUN.rows_of(number)
+    try:
+        return _RUN.rows_of(number)
+    except Terminated:  # the pool would take it for a result, and this process would go on
+        end_now()
+        raise
+
+
+def _end(workers: Sequence[BaseProcess]) -> None:
+    """Ask processes to end, and kill those that do not."""
+    for process in workers:
+        process.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    left = {process.sentinel: process for process in workers}
+    while left and time.monotonic() < deadline:
+        for sentinel in wait(list(left), timeout=deadline - time.monotonic()):
+            del left[sentinel]  # type: ignore[arg-type]
+    for process in left.values():
+        process.kill()
 
 
 @dataclass(eq=False)
