@@ -92,6 +92,11 @@ def test_tables_figures_and_pages_are_there(table: Path) -> None:
         table / "jacobian.tex"
     ).read_text(encoding="utf-8")
     assert (table / "boxes.png").stat().st_size > 5000
+    for name in ("overlap.md", "report.html"):
+        text = (table / name).read_text(encoding="utf-8")
+        assert "95% interval by person" in text and "unpaired, pairs counted as independent" in text
+        assert "a p by person cannot be below" in text
+    assert all(0 <= test["person_p"] <= 1 for test in summary["comparisons"].values())
     assert sorted(path.name for path in (table / "pages" / "global").iterdir()) == ["0001.html", "0002.html"]
 
 

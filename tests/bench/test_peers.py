@@ -14,7 +14,7 @@ import pytest
 from conftest import bent_picture, centred, picture
 from metreg.apply import load_transform
 from metreg.bench.environment import open_environment, wanted
-from metreg.bench.peers import Bench, check_bench, measure_all, prepare, run_all
+from metreg.bench.peers import Bench, check_bench, measure_all, peers_summary, prepare, run_all
 from metreg.bench.process import run_fresh
 from metreg.bench.tools import PEERS, Tool, tools_of
 from metreg.checks import MetregError
@@ -132,6 +132,19 @@ def test_a_run_goes_on_only_as_it_began(table: Path, tmp_path: Path, monkeypatch
     nib.save(nib.Nifti1Image(np.eye(20, dtype=np.float32), np.eye(4)), tmp_path / "flat.nii.gz")
     with pytest.raises(MetregError, match="moving image: wanted a 3-D image, got a 2-D one"):
         check_bench([PairFiles(tmp_path / "flat.nii.gz", files[0].fixed)], None)
+
+
+def test_the_table_of_peers_compares_by_person() -> None:
+    people = [(a, b) for a in "abcd" for b in "abcd" if a != b]
+    rows = [
+        {"method": method, "pair": number, "target_overlap": overlap + 0.01 * number, "subjects": pair, "folds": 0}
+        for method, overlap in (("greedy", 0.5), ("metreg", 0.6))
+        for number, pair in enumerate(people, start=1)
+    ]
+    shown = peers_summary(rows)
+    assert "| metreg against | difference | 95% interval by person | p by person | paper's p |" in shown
+    assert "| greedy | +0.1000 | +0.1000 to +0.1000 | 0.062 |" in shown and "cannot be below 0.0625" in shown
+    assert peers_summary([row for row in rows if row["method"] == "greedy"]).count("|\n") == 3
 
 
 def test_files_of_pairs_that_share_a_name_are_called_by_number(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ from metreg.evaluation import Rows, begin, evaluate
 from metreg.methods import AFFINE, Method
 from metreg.pipeline import version_of
 from metreg.report.evaluation import NAMES as EVALUATION
-from metreg.report.evaluation import write_evaluation
-from metreg.report.tables import Table
+from metreg.report.evaluation import compare_overlaps, write_evaluation
+from metreg.report.tables import Table, difference_table
 
 NAMES = EVALUATION | {"transforms", "images", "logs", "peers.md"}
 """What the comparison writes into its folder."""
@@ -218,7 +218,7 @@ def measure_all(
         "tools": {tool.name: {"what": tool.what, "command": shlex.join(tool.command(*FILES))} for tool in tools},
         "failures": failures,
     }
-    write_whole(out / "peers.md", peers_table(rows).markdown())
+    write_whole(out / "peers.md", peers_summary(rows))
     write_whole(out / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
 
@@ -252,6 +252,15 @@ def peers_table(rows: Rows) -> Table:
             cells.append(format(float((np.sum if key == "folds" else np.mean)(values)), form) if values else "")
         lines.append(cells)
     return Table("", ("method", *[title for title, _ in present.values()]), lines)
+
+
+def peers_summary(rows: Rows) -> str:
+    """The table of methods; where there are labels and pairs enough, what the best has over the others in overlap."""
+    table = peers_table(rows).markdown()
+    if not all("target_overlap" in row for row in rows):
+        return table
+    found = compare_overlaps(rows)
+    return f"{table}\n{difference_table(found.best, found.compared).markdown()}" if found.compared else table
 
 
 def _machine(cores: int) -> dict[str, Any]:
