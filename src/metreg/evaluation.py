@@ -3,44 +3,37 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from multiprocessing import active_children, get_context
-from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from metreg.apply import load_transform
-from metreg.checks import MetregError, pick_device
+from metreg.checks import pick_device
 from metreg.config import Settings, changed
 from metreg.data.datasets import PairFiles
 from metreg.data.intensity import BACKGROUND
 from metreg.data.io import read_mask
 from metreg.data.points import Frame
+from metreg.data.resume import check_resume, write_record
 from metreg.data.transforms import Affine, Transform
 from metreg.data.whole import write_whole
 from metreg.evaluate.measure import Case, measure, open_case
 from metreg.grid import Array
+from metreg.inputs import FORMAT, Inputs, record_of
 from metreg.interpolate import downsample
 from metreg.methods import Method, facts_beside, find_transforms, inverse_beside
 from metreg.pipeline import read_label_names, register, version_of
-from metreg.processes import GRACE_SECONDS, Terminated, die_with_parent, end_now, raise_terminated
 from metreg.report.evaluation import Published, badness, write_evaluation
 from metreg.results import Result
 from metreg.solve.affine import align
+from metreg.workers import workers
 
 WORST = 5
 """Pairs of every method whose pages are kept."""
@@ -49,13 +42,12 @@ WORST = 5
 Rows = list[dict[str, Any]]
 
 
-def begin(out: Path, files: Sequence[PairFiles], settings: Settings) -> None:
-    """Make the folder, or see that what lies there is of the same pairs and settings."""
-    record = out / "runs" / "plan.json"
-    given = json.dumps([[str(value) for value in asdict(pair).values()] for pair in files]) + settings.model_dump_json()
-    if record.is_file() and record.read_text(encoding="utf-8") != given:
-        raise MetregError(f"--resume: {out} has results of other pairs or settings; use those, or a new folder")
-    write_whole(record, given)
+def begin(out: Path, settings: Settings) -> None:
+    """Make the folder, or see that what lies there was made with the same settings."""
+    record, given = out / "runs" / "plan.json", {"settings": settings.model_dump(mode="json")}
+    if record.is_file():
+        check_resume(record, given, form=FORMAT, folder=out)
+    write_record(record, given, form=FORMAT)
 
 
 def evaluate(
@@ -72,14 +64,18 @@ def evaluate(
 ) -> Rows:
     """Every method on every pair; what is done is kept in `out/runs`, and not done again. Gives a row for each.
 
+    What was made of other files than those given now is refused, and left as it is.
+
     `jobs` processes each take a pair at a time; they share the cores, and the GPU if there is one.
     """
     names = read_label_names(label_names)
     transforms = transforms_of(methods, files)
-    run, rows = _Run(files, methods, out, settings, names, device, frame, transforms), []
-    numbers = range(1, len(files) + 1)
-    with nullcontext() if jobs == 1 else _workers(run, min(jobs, len(files))) as pool:
-        for found in map(run.rows_of, numbers) if pool is None else pool.map(_rows_of, numbers):
+    inputs = Inputs(files, methods, transforms, names, frame)
+    inputs.check(out)
+    run = _Run(files, methods, out, settings, names, device, frame, transforms, inputs)
+    rows = []
+    with workers(run.rows_of, min(jobs, len(files))) as each:
+        for found in each(range(1, len(files) + 1)):
             rows += found
             for row in found:
                 told = f"target overlap {row['target_overlap']:.4f}, " if "target_overlap" in row else ""
@@ -106,14 +102,16 @@ class _Run:
     frame: Frame | None
     transforms: dict[str, list[Path]]
     """By method the file of every pair, where they are read."""
+    inputs: Inputs
     seen: Rows = field(default_factory=list)
     """Of pairs that this process has been through."""
 
     def rows_of(self, number: int) -> Rows:
         """Every method on one pair, unless that is done already."""
         pair, rows, work = self.files[number - 1], [], None
+        about = {"pair": number, "moving": str(pair.moving), "fixed": str(pair.fixed), "subjects": list(pair.subjects)}
         for method in self.methods:
-            record = self.out / "runs" / method.name / f"{number:04d}.json"
+            record = record_of(self.out, method, number)
             if not record.is_file():
                 work = work or _Work(number, pair, open_case(pair, self.frame), self.settings, self.names, self.device)
                 own = self.transforms.get(method.name)
@@ -121,60 +119,12 @@ class _Run:
                 if result is not None and row in _worst([*self.seen, row], method.name):
                     page = replace(result, label_names=self.names).report(viewer=False)
                     write_whole(_page_of(self.out / "pages", row), page)
-                write_whole(record, json.dumps(row, indent=1))
-            rows.append(json.loads(record.read_text(encoding="utf-8")))
+                made_of = self.inputs.of(method, number)
+                write_whole(record, json.dumps({"format": FORMAT, "made_of": made_of, "row": row}, indent=1))
+            kept = json.loads(record.read_text(encoding="utf-8"))["row"]
+            rows.append(kept | about)  # files of the same content may have moved, and people may be named now
         self.seen.extend(rows)
         return rows
-
-
-@contextmanager
-def _workers(run: _Run, jobs: int) -> Iterator[Executor]:
-    """Processes of their own: what runs on a GPU cannot be forked. They end with this one."""
-    others = active_children()
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker, (run, jobs, os.getpid())) as pool:
-        try:
-            yield pool
-        except BaseException as error:
-            _end([process for process in active_children() if process not in others])
-            pool.shutdown(cancel_futures=True)  # its thread waits for them; two that wait for one process lose it
-            if isinstance(error, BrokenProcessPool):
-                raise MetregError("--jobs: a process was killed, perhaps for memory; use fewer, and --resume") from None
-            raise
-
-
-_RUN: _Run | None = None
-"""Of a worker."""
-
-
-def _begin_worker(run: _Run, jobs: int, parent: int) -> None:
-    global _RUN
-    _RUN = run
-    die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever began them ends them
-    signal.signal(signal.SIGTERM, raise_terminated)
-    torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
-
-
-def _rows_of(number: int) -> Rows:
-    assert _RUN is not None
-    try:
-        return _RUN.rows_of(number)
-    except Terminated:  # the pool would take it for a result, and this process would go on
-        end_now()
-        raise
-
-
-def _end(workers: Sequence[BaseProcess]) -> None:
-    """Ask processes to end, and kill those that do not."""
-    for process in workers:
-        process.terminate()
-    deadline = time.monotonic() + GRACE_SECONDS
-    left = {process.sentinel: process for process in workers}
-    while left and time.monotonic() < deadline:
-        for sentinel in wait(list(left), timeout=deadline - time.monotonic()):
-            del left[sentinel]  # type: ignore[arg-type]
-    for process in left.values():
-        process.kill()
 
 
 @dataclass(eq=False)
@@ -269,6 +219,7 @@ def _read_transform(path: Path) -> tuple[Transform, Transform | None, dict[str, 
     inverse = inverse_beside(path)
     costs = facts_beside(path)
     facts = json.loads(costs.read_text(encoding="utf-8")) if costs.is_file() else {}
+    facts.pop("made_of", None)  # what peers were given is for their own resume
     return load_transform(path), load_transform(inverse) if inverse.is_file() else None, facts
 
 

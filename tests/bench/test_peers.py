@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 from conftest import bent_picture, centred, picture
+from helpers import is_running, wait_until
 from metreg.apply import load_transform
 from metreg.bench.environment import open_environment, wanted
 from metreg.bench.peers import Bench, check_bench, measure_all, peers_summary, prepare, run_all
@@ -22,6 +25,7 @@ from metreg.cli import main
 from metreg.config import Settings, make_settings
 from metreg.data.datasets import PairFiles, read_pairs
 from metreg.data.io import read_image
+from metreg.processes import TERMINATED
 
 FOLDER = Path(os.environ.get("METREG_PEERS", Path(__file__).resolve().parents[2] / ".venv-peers"))
 PYTHON = FOLDER / "bin" / "python"
@@ -55,6 +59,22 @@ def test_a_fresh_process_is_measured_alone(tmp_path: Path) -> None:
     run = run_fresh([sys.executable, "-c", "print('so'); raise SystemExit(3)"], cores=1, log=tmp_path / "log.txt")
     assert (run.code, run.said) == (3, "so")
     assert run_fresh(["/no/such/tool"], cores=1, log=tmp_path / "log.txt").code != 0
+
+
+@pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGKILL])
+def test_a_tool_ends_with_the_process_that_runs_it(way: signal.Signals, tmp_path: Path) -> None:
+    number = tmp_path / "number"
+    tool = f"import os, pathlib, time; pathlib.Path({str(number)!r}).write_text(str(os.getpid())); time.sleep(60)"
+    script = (
+        "import pathlib, sys\nfrom metreg.bench.process import run_fresh\nfrom metreg.processes import ending_in_order\n"
+        f"with ending_in_order():\n    run_fresh([sys.executable, '-c', {tool!r}], cores=1, log=pathlib.Path('log.txt'))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: number.is_file() and number.read_text() != "")
+    process.send_signal(way)
+    _, told = process.communicate(timeout=20)
+    assert process.returncode == (TERMINATED if way == signal.SIGTERM else -signal.SIGKILL) and told == ""
+    wait_until(lambda: not is_running(int(number.read_text())))
 
 
 def test_the_environment_is_made_once_and_not_over_other_things(tmp_path: Path) -> None:
@@ -102,6 +122,19 @@ def test_a_failure_is_marked_and_the_rest_goes_on(table: Path, tmp_path: Path) -
     summary = measure_all(bench, copies, settings, versions={})
     assert not summary["failures"] and set(summary["methods"]) == {"affine", "a", "b"}
     assert (out / "transforms" / "b" / "moving_to_fixed.json").stat().st_mtime_ns == before
+
+    luck.write_text("of another kind")  # the file that an option names
+    with pytest.raises(MetregError, match=r"a/moving_to_fixed.json was made with another set of options .* delete .*/a, or"):
+        run_all(prepare(out, bench.files, settings, 1), copies)
+    luck.write_text("")
+    moving = nib.load(bench.files[0].moving)
+    nib.save(nib.Nifti1Image(2 * moving.get_fdata(dtype=np.float32), moving.affine), bench.files[0].moving)
+    with pytest.raises(MetregError, match=r"made with another moving image than .* delete .*/\*/moving_to_fixed.json"):
+        run_all(prepare(out, bench.files, settings, 1), copies)
+    for path in (out / "transforms").glob("*/moving_to_fixed.json"):
+        path.unlink()
+    run_all(prepare(out, bench.files, settings, 1), copies)
+    assert len(list((out / "images").glob("0001_moving_*"))) == 2
 
 
 def test_a_tool_that_should_give_an_inverse_and_does_not_has_failed(table: Path, tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def evaluate(
     transforms_of(methods, files)  # refused before anything is taken away
     if not resume:
         clear_folder(out, NAMES)
-    begin(out, files, settings)
+    begin(out, settings)
     with show_steps(quiet, "evaluating") as tell:
         how: dict[str, Any] = {"device": device, "frame": frame, "label_names": label_names, "jobs": jobs, "tell": tell}
         rows = evaluate(files, methods, out, settings, **how)
