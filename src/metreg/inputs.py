@@ -18,8 +18,6 @@ from metreg.metric.store import metric_path
 
 FORMAT = "metreg-evaluation-2"
 """Of what is kept in `runs`; to be raised when rows get another meaning, as those of old would be taken for the same."""
-MANY = 5
-"""Pairs; no more are named."""
 
 
 def record_of(out: Path, method: Method, number: int) -> Path:
@@ -114,9 +112,9 @@ class Inputs:
         methods = [method for method in self.methods if method.name in stale]
         if all(len(stale[method.name]) == len(list((runs / method.name).glob("*.json"))) for method in methods):
             return " ".join(shlex.quote(str(runs / method.name)) for method in methods)
-        numbers = sorted({number for found in stale.values() for number in found})
-        pairs = [f"{shlex.quote(str(runs))}/*/{number:04d}.json" for number in numbers[:MANY]]
-        return " ".join(pairs) + (f" and those of {len(numbers) - MANY} more pairs" if len(numbers) > MANY else "")
+        numbers = [f"{number:04d}" for number in sorted({number for found in stale.values() for number in found})]
+        pairs = numbers[0] if len(numbers) == 1 else f"{{{','.join(numbers)}}}"  # as shells expand it
+        return f"{shlex.quote(str(runs))}/*/{pairs}.json"
 
 
 def _kind(method: Method) -> str:

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context
@@ -37,13 +37,22 @@ def workers(task: Task, jobs: int) -> Iterator[Map]:
     others = active_children()
     with ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker, (task, jobs, os.getpid())) as pool:
         try:
-            yield lambda numbers: pool.map(_do, numbers)
+            yield lambda numbers: _in_order(pool, numbers)
         except BaseException as error:
             _end([process for process in active_children() if process not in others])
-            pool.shutdown(cancel_futures=True)  # its thread waits for them; two that wait for one process lose it
+            pool.shutdown()  # its thread waits for them; two that wait for one process lose it
             if isinstance(error, BrokenProcessPool):
                 raise MetregError("--jobs: a process was killed, perhaps for memory; use fewer, and --resume") from None
             raise
+
+
+def _in_order(pool: Executor, numbers: Iterable[int]) -> Iterator[Any]:
+    """As the pool's own map, which cancels what is left when it is interrupted: the pool's thread, told at the same time
+    that its processes have ended, would stumble over that.
+    """
+    futures = [pool.submit(_do, number) for number in numbers]
+    for future in futures:
+        yield future.result()
 
 
 def _begin_worker(task: Task, jobs: int, parent: int) -> None:
