@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from metreg.checks import MetregError
+from metreg.choice import USUAL
 from metreg.data.resume import check_resume, content_of, contents_of, differences, write_record
+from metreg.metric.store import load_metric, metric_path, save_metric
 
 
 def test_content_counts_and_not_date_or_name(tmp_path: Path) -> None:
@@ -25,6 +28,25 @@ def test_content_counts_and_not_date_or_name(tmp_path: Path) -> None:
     assert contents_of([one, None, copy, one]) == {one: content_of(one), copy: content_of(copy)}
     with pytest.raises(MetregError, match=r"cannot read .*nowhere"):
         content_of(tmp_path / "nowhere")
+
+
+def test_a_metric_that_is_written_again_is_the_same(tmp_path: Path) -> None:
+    """Though safetensors writes its header in another order every time."""
+    learned = load_metric(metric_path(USUAL))
+    path = tmp_path / "metric.safetensors"
+    found = []
+    written = []
+    for _ in range(8):
+        save_metric(path, learned)
+        found.append(content_of(path))
+        written.append(path.read_bytes())
+    assert len(set(found)) == 1
+    save_metric(path, replace(learned, licence="another"))
+    assert content_of(path) != found[0]
+    path.write_bytes(written[0][:-1] + b"?")
+    assert content_of(path) != found[0]
+    path.write_text("no metric")
+    assert content_of(path) not in found
 
 
 @pytest.mark.parametrize(

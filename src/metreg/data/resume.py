@@ -26,6 +26,8 @@ HEADERS = (".img", ".hdr", ".mhd", ".nhdr")
 """Endings of images whose header and voxels lie in files of their own."""
 DATA_FILE = re.compile(r"^(?:ElementDataFile|data ?file)\s*[:=]\s*(.+?)\s*$", re.MULTILINE | re.IGNORECASE)
 """Where the header of an mhd or nhdr image names its voxels."""
+MOST_HEADER = 2**26
+"""Bytes of the header of a safetensors file."""
 READERS = 4
 SHOWN = 3
 """Of what changed so many are named."""
@@ -41,14 +43,27 @@ def content_of(path: Path) -> str:
     found = hashlib.blake2b(digest_size=16)
     try:
         for part in parts:
-            with part.open("rb") as file:
-                own = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+            own = _hash_of_file(part)
             if len(parts) == 1:
-                return own.hexdigest()
-            found.update(f"{part.name} {own.hexdigest()}\n".encode())
+                return own
+            found.update(f"{part.name} {own}\n".encode())
     except OSError as error:
         raise MetregError(f"cannot read {path}: {error.strerror or error}") from None
     return found.hexdigest()
+
+
+def _hash_of_file(path: Path) -> str:
+    """Of its bytes; the header of a safetensors file, which is written in random order, is put in order first."""
+    with path.open("rb") as file:
+        header = b""
+        if path.suffix == ".safetensors":
+            length = int.from_bytes(file.read(8), "little")
+            try:
+                header = json.dumps(json.loads(file.read(min(length, MOST_HEADER))), sort_keys=True).encode()
+            except ValueError:  # no such file, whatever its name
+                file.seek(0)
+        rest = hashlib.file_digest(file, lambda: hashlib.blake2b(header, digest_size=16))
+    return rest.hexdigest()
 
 
 def _files_of(path: Path) -> list[Path]:
