@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -34,3 +36,24 @@ def taylor_slope(f: Callable[[Tensor], Tensor], x: Tensor, direction: Tensor, st
     with torch.no_grad():
         rest = [abs(float(f(x + e * direction) - value - e * (g * direction).sum())) for e in steps]
     return math.log(rest[0] / rest[-1]) / math.log(steps[0] / steps[-1])
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait for something that other processes do; fails where it takes too long."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
+
+
+def is_running(process: int) -> bool:
+    """Whether there is a process of that number; one that has ended and was not waited for is none."""
+    done = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True, text=True, check=False)
+    return bool(done.stdout.strip()) and not done.stdout.strip().startswith("Z")
+
+
+def children_of(process: int) -> list[int]:
+    """The processes that it began and that are running."""
+    done = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True)
+    rows = [line.split() for line in done.stdout.splitlines()]
+    return [int(pid) for pid, parent, state in rows if int(parent) == process and not state.startswith("Z")]

@@ -163,7 +163,7 @@ def check_table() -> None:
 
 def check_cluster() -> None:
     assert (
-        Path("results/b_to_c/warped.nii.gz").exists()
+        Path("results/0002/warped.nii.gz").exists()
         and json.loads(Path("one.json").read_text(encoding="utf-8"))["folds"] == 0
     )
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
+import signal
+import subprocess
+import sys
 import time
+from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
 from threading import Thread
@@ -14,9 +19,13 @@ import numpy as np
 import pytest
 
 from conftest import bend, bent_picture, centred, picture
+from helpers import children_of, is_running, wait_until
+from metreg.choice import USUAL
 from metreg.cli import main
 from metreg.data.transforms import Affine, Field, Transform, write_transform
 from metreg.grid import world_points
+from metreg.metric.store import load_metric, metric_path, save_metric
+from metreg.processes import TERMINATED
 
 SHAPE = (26, 28, 24)
 AFFINE = centred(np.diag([-3.0, 3.0, 3.0]), SHAPE)
@@ -87,6 +96,11 @@ def test_tables_figures_and_pages_are_there(table: Path) -> None:
         table / "jacobian.tex"
     ).read_text(encoding="utf-8")
     assert (table / "boxes.png").stat().st_size > 5000
+    for name in ("overlap.md", "report.html"):
+        text = (table / name).read_text(encoding="utf-8")
+        assert "95% interval by person" in text and "unpaired, pairs counted as independent" in text
+        assert "a p by person cannot be below" in text
+    assert all(0 <= test["person_p"] <= 1 for test in summary["comparisons"].values())
     assert sorted(path.name for path in (table / "pages" / "global").iterdir()) == ["0001.html", "0002.html"]
 
 
@@ -98,6 +112,51 @@ def test_what_is_done_is_not_done_again(table: Path, folder: Path, monkeypatch: 
     words = ["--metric", "global", "--transforms", f"true={folder / 'true'}", "--frame", "ras", "-q", *QUICK]
     assert run(monkeypatch, "evaluate", folder / "pairs.csv", "-o", table, "--resume", *words) == 0
     assert run(monkeypatch, "evaluate", folder / "pairs.csv", "-o", table, "--resume", "--seed", 3, *words) == 2
+
+
+def state_of(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    """All files with what is in them and when it was written."""
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_replaced_image_and_a_retrained_metric_are_refused_and_the_rest_is_kept(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out, metric = tmp_path / "data", tmp_path / "out", tmp_path / "lr=0.1" / "metric.safetensors"
+    shutil.copytree(folder, data)
+    metric.parent.mkdir()
+    learned = load_metric(metric_path(USUAL))
+    save_metric(metric, learned)
+    words: list[object] = ["evaluate", data / "pairs.csv", "-o", out, "--metric", metric, "--frame", "ras", "-q"]
+    words += ["--transforms", f"true={data / 'true'}", "--no-affine", "--device", "cpu"]
+    words += ["--set", "solve.iterations=[1,0,0]", "--set", "solve.local_iterations=[1,0,0]"]
+    assert run(monkeypatch, *words) == 0
+    assert (out / "runs" / "lr=0.1" / "0001.json").is_file()
+    before = state_of(out)
+
+    def refused(said: str) -> None:
+        assert run(monkeypatch, *words, "--resume") == 2
+        told = capsys.readouterr().err
+        assert said in told and told.count("\n") == 1
+        assert state_of(out) == before
+
+    save_metric(metric, replace(learned, licence="another"))
+    refused(f"the metric {metric} is not what it was when {out}/runs/lr=0.1/0001.json was made; so it is with 2 results")
+    save_metric(metric, learned)
+    image = data / "a.nii.gz"
+    kept = image.read_bytes()
+    shutil.copy(data / "b.nii.gz", image)
+    refused(f"the moving image {image} is not what it was when {out}/runs/affine/0001.json was made; so it is with 6 res")
+    image.write_bytes(kept)
+    write_transform(data / "true" / "0002.h5", Transform((Affine(np.diag([1.1, 1.0, 1.0, 1.0])),)))
+    refused(f"the transform {data}/true/0002.h5 is not what it was")
+
+    stale = out / "runs" / "true" / "0002.json"
+    stale.unlink()  # as was told
+    assert run(monkeypatch, *words, "--resume") == 0
+    after = state_of(out)
+    rows = {path for path in before if path.parent.parent.name == "runs"}
+    assert {path for path in rows if after[path] != before[path]} == {stale}
 
 
 @pytest.mark.parametrize(
@@ -165,3 +224,23 @@ def test_a_killed_worker_is_told_in_one_line_and_the_run_can_be_resumed(
     assert not active_children()
     assert run(monkeypatch, "evaluate", folder / "pairs.csv", *words, "--resume") == 0
     assert len(list((tmp_path / "out" / "runs" / "global").glob("*.json"))) == 2
+
+
+@pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_the_process_that_began_them(way: signal.Signals, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["-o", out, "--metric", "global", "--frame", "ras", "--no-affine", "--device", "cpu", "--jobs", 2]
+    words += ["--set", "solve.iterations=[3000,3000,3000]", "--set", "solve.tolerance=0"]
+    command = [sys.executable, "-m", "metreg", "evaluate", folder / "pairs.csv", *words]
+    process = subprocess.Popen([str(word) for word in command], stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: (out / "runs" / "affine" / "0001.json").is_file() or process.poll() is not None, 60)
+    workers = children_of(process.pid)
+    assert len(workers) >= 2
+    process.send_signal(way)
+    _, told = process.communicate(timeout=30)
+    wait_until(lambda: not any(map(is_running, workers)))
+    if way == signal.SIGTERM:
+        assert process.returncode == TERMINATED
+        assert told.splitlines()[-1].startswith("metreg: terminated") and "Traceback" not in told
+        assert not list(out.rglob("*.part"))
+    assert not list((out / "runs").rglob("global/*"))

@@ -9,22 +9,23 @@ import pytest
 
 SRC = Path(__file__).resolve().parents[1] / "src" / "metreg"
 WALK = """
-    checks presets config grid kernels.share_cpu kernels.transport_cpu kernels.trilinear_cpu kernels.sample_cpu
+    checks processes workers
+    presets config grid kernels.share_cpu kernels.transport_cpu kernels.trilinear_cpu kernels.sample_cpu
     kernels.splines_cpu kernels.affine_cpu kernels.warp_cpu kernels.lncc_cpu kernels.folding_cpu kernels.bernstein_cpu
     kernels.memory kernels.tiles_gpu kernels.early_gpu kernels.speed_gpu kernels.transport_gpu kernels.convolve
     kernels.sampling_gpu kernels.gather_gpu kernels.warp_gpu kernels.ncc_gpu kernels.lncc_gpu kernels.folding_gpu
     kernels.smooth_gpu kernels.replay kernels
-    fields interpolate splines data.whole data.integrity data.tensors data.datasets data.intensity data.formats data.points
-    data.io data.transforms data.skull data.pair metric.base metric.gaussian metric.multi_gaussian metric.simplex
-    metric.penalties metric.network metric.learned metric.store flow.steps flow.stationary flow.maps
+    fields interpolate splines data.whole data.integrity data.tensors data.datasets data.resume data.intensity data.formats
+    data.points data.io data.transforms data.skull data.pair metric.base metric.gaussian metric.multi_gaussian
+    metric.simplex metric.penalties metric.network metric.learned metric.store flow.steps flow.stationary flow.maps
     similarity.ssd similarity.ncc similarity.lncc similarity.mi similarity energy synthetic
     solve.result solve.timesteps solve.lbfgs solve.optimise solve.multiscale solve.affine likeness choice solve.repair
     solve.register solve.momentum learn.pairs learn.momenta learn.checkpoint learn.work
     learn.train
     evaluate.overlap evaluate.displacement evaluate.rings evaluate.statistics evaluate.regions evaluate.regularity
     evaluate.measure report.tables report.planes report.sheet report.plots report.boxes report.viewer report.layers
-    report.page report.pair report.evaluation report.training report.metric folder results methods pipeline apply synth
-    training evaluation inspection reproduce.ring_runs reproduce.converged reproduce.synthetic2d
+    report.page report.pair report.evaluation report.training report.metric folder results methods inputs pipeline apply
+    synth training evaluation inspection reproduce.ring_runs reproduce.converged reproduce.synthetic2d
     reproduce.ring_claims reproduce.rings_report reproduce.findings reproduce.parts
     reproduce.slices2d reproduce.klein2009 reproduce.klein3d demo bench.iteration bench.speed bench.stopwatch bench.process
     bench.environment

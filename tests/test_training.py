@@ -17,6 +17,9 @@ from metreg.checks import MetregError
 from metreg.config import Settings, make_settings
 from metreg.data.datasets import PairFiles, find_pairs
 from metreg.data.intensity import match, quantile_function, standardise
+from metreg.data.tensors import write_tensors
+from metreg.learn.checkpoint import FORMAT as CHECKPOINT
+from metreg.learn.checkpoint import check_checkpoint
 from metreg.metric.store import load_metric
 from metreg.training import prepare, train_metric
 
@@ -101,6 +104,26 @@ def test_intensities_are_matched_to_a_standard() -> None:
     assert (np.diff(found[np.argsort(b)]) >= 0).all()
 
 
+def test_examples_of_pairs_that_share_a_name_are_all_shown(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (0, 1, 2):
+        folder = tmp_path / f"sub-{number}"
+        folder.mkdir()
+        (images / f"{number}.nii.gz").rename(folder / "T1.nii.gz")
+    people = [tmp_path / f"sub-{number}" / "T1.nii.gz" for number in (0, 1, 2)]
+    files = [PairFiles(people[0], people[1]), PairFiles(people[1], people[2])]
+    shown: list[str] = []
+
+    def page(about: object, history: object, examples: dict[str, object], *rest: object) -> str:
+        shown.extend(examples)
+        return ""
+
+    monkeypatch.setattr("metreg.training.training_page", page)
+    train_metric(files, tmp_path / "run", short(), device=CPU)
+    assert shown == ["1: T1 to T1", "2: T1 to T1"]
+
+
 def test_masks_say_where_pairs_count(images: Path, tmp_path: Path) -> None:
     image = nib.load(images / "0.nii.gz")
     half = np.zeros(image.shape, dtype=np.uint8)
@@ -133,6 +156,52 @@ def test_a_stopped_training_goes_on_with_the_same_files_only(images: Path, tmp_p
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
     epochs = [json.loads(line)["epoch"] for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     assert epochs == [1, 1, 2]
+
+
+def state_of(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    """All files with what is in them and when it was written."""
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was(images: Path, tmp_path: Path) -> None:
+    files, run = find_pairs(images)[:2], tmp_path / "run"
+
+    def stop(record: dict[str, object]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_metric(files, run, short(), device=CPU, on_epoch=stop)
+    before = state_of(run)
+
+    def refused(said: str, settings: Settings, **more: object) -> None:
+        with pytest.raises(MetregError, match=said):
+            train_metric(files, run, settings, device=CPU, resume=True, licence="another", **more)  # type: ignore[arg-type]
+        assert state_of(run) == before
+
+    refused(r"other settings \(train.steps\)", short(**{"train.steps": 3}))
+    refused(r"other settings \(length_mm\)", short(length_mm=150.0))
+    refused("other template;", short(), template=images / "0.nii.gz")
+    image = images / "1.nii.gz"
+    kept = image.read_bytes()
+    image.write_bytes((images / "2.nii.gz").read_bytes())
+    refused(rf"other template and other pairs \(1\.fixed {image}\)", short())
+    image.write_bytes(kept)
+    momenta = next(run.glob("momenta-*.npy"))
+    kept = momenta.read_bytes()
+    np.save(momenta, np.zeros((2, 1, 3, 4, 4, 4), dtype=np.float32))
+    before = state_of(run)
+    refused("begin the training anew", short())
+    momenta.write_bytes(kept)
+    train_metric(files, run, short(), device=CPU, resume=True)
+    assert (run / "metric.safetensors").is_file()
+
+
+def test_a_checkpoint_of_another_version_is_told(images: Path, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    header = {"progress": json.dumps({"stage": 0, "mood": "good"}), "settings": short().model_dump_json()}
+    write_tensors(path, {"a": torch.zeros(1)}, form=CHECKPOINT, header=header)
+    with pytest.raises(MetregError, match="written by another version of metreg"):
+        check_checkpoint(path, short())
 
 
 def test_tensorboard_gets_the_curves_where_it_is_installed(images: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from metreg.checks import MetregError
+from metreg.processes import Terminated, ending_in_order
 from metreg.verbs.bench import bench
 from metreg.verbs.experiments import demo, reproduce, synth
 from metreg.verbs.many import evaluate, train
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 
 INTERRUPTED = 130
+IN_ORDER = "nothing is half written (train, evaluate and reproduce go on with --resume)"
 USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
 """Typer's UsageError, which it has no public name for."""
 
@@ -58,10 +60,11 @@ app.add_typer(bench, rich_help_panel="Experiments")
 
 
 def main() -> None:
-    """Run; bad input gives one line on stderr and exit code 2."""
+    """Run; bad input gives one line on stderr and exit code 2. A SIGTERM ends it in order."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     try:
-        code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
+        with ending_in_order():
+            code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
         if code == INTERRUPTED:  # typer makes that of Ctrl-C
             raise KeyboardInterrupt
     except USAGE_ERROR as error:
@@ -69,10 +72,11 @@ def main() -> None:
     except MetregError as error:
         _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):
-        sys.stderr.write(
-            "metreg: interrupted; nothing is half written (train, evaluate and reproduce go on with --resume)\n"
-        )
+        sys.stderr.write(f"metreg: interrupted; {IN_ORDER}\n")
         sys.exit(INTERRUPTED)
+    except Terminated as end:
+        sys.stderr.write(f"metreg: terminated; {IN_ORDER}\n")
+        sys.exit(end.code)
     sys.exit(code if isinstance(code, int) else 0)
 
 

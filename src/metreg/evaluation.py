@@ -4,39 +4,36 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from metreg.apply import load_transform
-from metreg.checks import MetregError, pick_device
+from metreg.checks import pick_device
 from metreg.config import Settings, changed
 from metreg.data.datasets import PairFiles
 from metreg.data.intensity import BACKGROUND
 from metreg.data.io import read_mask
 from metreg.data.points import Frame
+from metreg.data.resume import check_resume, write_record
 from metreg.data.transforms import Affine, Transform
 from metreg.data.whole import write_whole
 from metreg.evaluate.measure import Case, measure, open_case
 from metreg.grid import Array
+from metreg.inputs import FORMAT, Inputs, record_of
 from metreg.interpolate import downsample
-from metreg.methods import Method, find_transform, sibling
+from metreg.methods import Method, facts_beside, find_transforms, inverse_beside
 from metreg.pipeline import read_label_names, register, version_of
 from metreg.report.evaluation import Published, badness, write_evaluation
 from metreg.results import Result
 from metreg.solve.affine import align
+from metreg.workers import workers
 
 WORST = 5
 """Pairs of every method whose pages are kept."""
@@ -45,13 +42,12 @@ WORST = 5
 Rows = list[dict[str, Any]]
 
 
-def begin(out: Path, files: Sequence[PairFiles], settings: Settings) -> None:
-    """Make the folder, or see that what lies there is of the same pairs and settings."""
-    record = out / "runs" / "plan.json"
-    given = json.dumps([[str(value) for value in asdict(pair).values()] for pair in files]) + settings.model_dump_json()
-    if record.is_file() and record.read_text(encoding="utf-8") != given:
-        raise MetregError(f"--resume: {out} has results of other pairs or settings; use those, or a new folder")
-    write_whole(record, given)
+def begin(out: Path, settings: Settings) -> None:
+    """Make the folder, or see that what lies there was made with the same settings."""
+    record, given = out / "runs" / "plan.json", {"settings": settings.model_dump(mode="json")}
+    if record.is_file():
+        check_resume(record, given, form=FORMAT, folder=out)
+    write_record(record, given, form=FORMAT)
 
 
 def evaluate(
@@ -68,23 +64,29 @@ def evaluate(
 ) -> Rows:
     """Every method on every pair; what is done is kept in `out/runs`, and not done again. Gives a row for each.
 
+    What was made of other files than those given now is refused, and left as it is.
+
     `jobs` processes each take a pair at a time; they share the cores, and the GPU if there is one.
     """
     names = read_label_names(label_names)
-    for number, pair in enumerate(files, start=1):
-        for method in methods:  # a missing file should not wait until it is its turn
-            if method.folder is not None:
-                find_transform(method.folder, pair, number)
-    run, rows = _Run(files, methods, out, settings, names, device, frame), []
-    numbers = range(1, len(files) + 1)
-    with nullcontext() if jobs == 1 else _workers(run, min(jobs, len(files))) as pool:
-        for found in map(run.rows_of, numbers) if pool is None else pool.map(_rows_of, numbers):
+    transforms = transforms_of(methods, files)
+    inputs = Inputs(files, methods, transforms, names, frame)
+    inputs.check(out)
+    run = _Run(files, methods, out, settings, names, device, frame, transforms, inputs)
+    rows = []
+    with workers(run.rows_of, min(jobs, len(files))) as each:
+        for found in each(range(1, len(files) + 1)):
             rows += found
             for row in found:
                 told = f"target overlap {row['target_overlap']:.4f}, " if "target_overlap" in row else ""
                 tell(f"pair {row['pair']} of {len(files)}, {row['method']}: {told}{row['folds']} folds")
     _keep_worst(out / "pages", rows)
     return rows
+
+
+def transforms_of(methods: Sequence[Method], files: Sequence[PairFiles]) -> dict[str, list[Path]]:
+    """The transform of every pair, by the names of methods that read them; what is missing or unclear is refused."""
+    return {method.name: find_transforms(method.folder, files) for method in methods if method.folder is not None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,57 +100,31 @@ class _Run:
     names: dict[int, str]
     device: str
     frame: Frame | None
+    transforms: dict[str, list[Path]]
+    """By method the file of every pair, where they are read."""
+    inputs: Inputs
     seen: Rows = field(default_factory=list)
     """Of pairs that this process has been through."""
 
     def rows_of(self, number: int) -> Rows:
         """Every method on one pair, unless that is done already."""
         pair, rows, work = self.files[number - 1], [], None
+        about = {"pair": number, "moving": str(pair.moving), "fixed": str(pair.fixed), "subjects": list(pair.subjects)}
         for method in self.methods:
-            record = self.out / "runs" / method.name / f"{number:04d}.json"
+            record = record_of(self.out, method, number)
             if not record.is_file():
                 work = work or _Work(number, pair, open_case(pair, self.frame), self.settings, self.names, self.device)
-                row, result = work.row(method)
+                own = self.transforms.get(method.name)
+                row, result = work.row(method, None if own is None else own[number - 1])
                 if result is not None and row in _worst([*self.seen, row], method.name):
                     page = replace(result, label_names=self.names).report(viewer=False)
                     write_whole(_page_of(self.out / "pages", row), page)
-                write_whole(record, json.dumps(row, indent=1))
-            rows.append(json.loads(record.read_text(encoding="utf-8")))
+                made_of = self.inputs.of(method, number)
+                write_whole(record, json.dumps({"format": FORMAT, "made_of": made_of, "row": row}, indent=1))
+            kept = json.loads(record.read_text(encoding="utf-8"))["row"]
+            rows.append(kept | about)  # files of the same content may have moved, and people may be named now
         self.seen.extend(rows)
         return rows
-
-
-@contextmanager
-def _workers(run: _Run, jobs: int) -> Iterator[Executor]:
-    """Processes of their own: what runs on a GPU cannot be forked."""
-    others = active_children()
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker, (run, jobs)) as pool:
-        try:
-            yield pool
-        except BaseException as error:
-            for process in active_children():
-                if process not in others:
-                    process.terminate()
-            pool.shutdown(cancel_futures=True)  # its thread waits for them; two that wait for one process lose it
-            if isinstance(error, BrokenProcessPool):
-                raise MetregError("--jobs: a process was killed, perhaps for memory; use fewer, and --resume") from None
-            raise
-
-
-_RUN: _Run | None = None
-"""Of a worker."""
-
-
-def _begin_worker(run: _Run, jobs: int) -> None:
-    global _RUN
-    _RUN = run
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever began them ends them
-    torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
-
-
-def _rows_of(number: int) -> Rows:
-    assert _RUN is not None
-    return _RUN.rows_of(number)
 
 
 @dataclass(eq=False)
@@ -181,11 +157,14 @@ class _Work:
         )
         return matrix, time.perf_counter() - start
 
-    def row(self, method: Method) -> tuple[dict[str, Any], Result | None]:
-        """What is measured of this pair under one method, and the registration if that is what was done."""
+    def row(self, method: Method, path: Path | None) -> tuple[dict[str, Any], Result | None]:
+        """What is measured of this pair under one method, and the registration if that is what was done.
+
+        `path` is the file of its transform, where that is read.
+        """
         result = None
-        if method.folder is not None:
-            transform, inverse, facts = self._read(method.folder)
+        if path is not None:
+            transform, inverse, facts = _read_transform(path)
         elif method.metric is None:
             matrix, seconds = self.alignment
             parts = Transform((Affine(matrix),)), Transform((Affine(np.linalg.inv(matrix)),))
@@ -206,14 +185,6 @@ class _Work:
             "by_label": by_label,
         }
         return row, result
-
-    def _read(self, folder: Path) -> tuple[Transform, Transform | None, dict[str, Any]]:
-        """Another tool's transform, its inverse where it lies beside it, and the costs that a JSON file beside it tells."""
-        path = find_transform(folder, self.files, self.number)
-        back = sibling(path, "/fixed_to_moving.h5" if path.name == "moving_to_fixed.h5" else "_inverse.h5")
-        told = sibling(path, ".json")
-        facts = json.loads(told.read_text(encoding="utf-8")) if told.is_file() else {}
-        return load_transform(path), load_transform(back) if back.is_file() else None, facts
 
     def _register(self, metric: str, settings: Settings) -> Result:
         return register(
@@ -241,6 +212,15 @@ class _Work:
             "mean_weights": [float(w[shown[0]].mean()) for w in metric.local_weights()[0]],
             "sigma_mm_by_label": regions,
         }
+
+
+def _read_transform(path: Path) -> tuple[Transform, Transform | None, dict[str, Any]]:
+    """Another tool's transform, its inverse where it lies beside it, and the costs that a JSON file beside it tells."""
+    inverse = inverse_beside(path)
+    costs = facts_beside(path)
+    facts = json.loads(costs.read_text(encoding="utf-8")) if costs.is_file() else {}
+    facts.pop("made_of", None)  # what peers were given is for their own resume
+    return load_transform(path), load_transform(inverse) if inverse.is_file() else None, facts
 
 
 def _worst(rows: Rows, method: str) -> Rows:

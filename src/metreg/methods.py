@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from metreg.checks import MetregError
-from metreg.choice import MEAN, Seen, choose, open_metric, refuse_others
+from metreg.choice import GLOBAL, MEAN, Seen, choose, open_metric, refuse_others
 from metreg.config import Settings, make_settings
 from metreg.data.datasets import PairFiles
 from metreg.data.io import read_image, read_mask
+from metreg.metric.store import shipped_names
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ def choose_methods(
         choice = choose(preset=preset, config=config, changes=changes, images=lambda: _images_of(files[0]))
         log.info("%s; said of the first pair, taken for all", choice.line)
         return [choice.metric], choice.settings
-    learned = {given: open_metric(given.partition("=")[2] or given) for given in metrics}
+    learned = {given: open_metric(split_name(given)[1]) for given in metrics}
     used = next((metric.used for metric in learned.values() if metric is not None), None)
     settings = make_settings(preset, config=config, changes=changes, usual=used)
     for given, metric in learned.items():
@@ -66,11 +67,13 @@ def methods_of(metrics: Sequence[str], transforms: Sequence[str], reference: str
     """The affine alignment alone, then metrics (M, or NAME=M), then folders of transforms (NAME=FOLDER)."""
     found = [Method(AFFINE)]
     for given in metrics:
-        name, equals, metric = given.partition("=")
-        found.append(Method(name, metric) if equals else Method(_name_of(given), given))
+        name, metric = split_name(given)
+        found.append(Method(name or _name_of(metric), metric))
     for given in transforms:
-        name, equals, folder = given.partition("=")
-        if not equals or not Path(folder).is_dir():
+        name, _, folder = given.partition("=")
+        if Path(given).is_dir():
+            raise MetregError(f"--transforms: the folder {given} has no name; name it: --transforms NAME={given}")
+        if not name or not folder or not Path(folder).is_dir():
             raise MetregError(f"--transforms: wanted NAME=FOLDER with a folder of transform files, got '{given}'")
         found.append(Method(name, folder=Path(folder)))
     names = [method.name for method in found]
@@ -88,22 +91,90 @@ def methods_of(metrics: Sequence[str], transforms: Sequence[str], reference: str
     return found
 
 
+def split_name(given: str) -> tuple[str, str]:
+    """The name and the metric of NAME=M; no name where it is a metric as a whole.
+
+    A path may have a "=" in it, such as runs/lr=0.1/metric.safetensors: what is there under all of these words is a
+    metric, and what stands before the "=" is no name where it has a "/".
+    """
+    name, equals, metric = given.partition("=")
+    if not equals or _is_metric(given):
+        return "", given
+    if not name:
+        raise MetregError(f"--metric: wanted M or NAME=M, got '{given}'")
+    if "/" in name and not _is_metric(metric):  # neither is there: the whole is told to be missing
+        return "", given
+    return name, metric
+
+
+def _is_metric(name: str) -> bool:
+    """Whether there is a metric of that name, or a file."""
+    path = name.removeprefix(MEAN)
+    return path == GLOBAL or path in shipped_names() or Path(path).is_file()
+
+
 def _name_of(metric: str) -> str:
     path = Path(metric.removeprefix(MEAN))
-    name = path.parent.name if path.name == "metric.safetensors" and path.parent.name else path.name.split(".")[0]
+    name = path.parent.name if path.name == "metric.safetensors" and path.parent.name else path.stem
     return f"mean of {name}" if metric.startswith(MEAN) else name
 
 
-def find_transform(folder: Path, pair: PairFiles, number: int) -> Path:
-    """A pair's transform in a folder: by the names of its images, MOVING_to_FIXED, or by its line in the table, 0001."""
-    names = (pair.name, f"{number:04d}")
-    for path in (folder / f"{name}{end}" for name in names for end in TRANSFORMS):
-        if path.is_file():
-            return path
-    raise MetregError(
-        f"--transforms: no transform of {pair.moving} to {pair.fixed} in {folder}; wanted {names[0]}.h5 or {names[1]}.h5, "
-        "an ITK file that maps fixed points to moving points"
-    )
+def find_transforms(folder: Path, pairs: Sequence[PairFiles]) -> list[Path]:
+    """Every pair's transform in a folder: by the names of its images, MOVING_to_FIXED, or by its line in the table, 0001.
+
+    Refused where a file could be of two pairs, or a pair has two files: nobody can tell which is meant.
+    """
+    found = []
+    owners: dict[str, int] = {}  # the first pair of every name
+    for number, pair in enumerate(pairs, start=1):
+        by_name = _candidates(folder, pair.name)
+        first = owners.setdefault(pair.name, number)
+        if by_name and not _same_images(pairs[first - 1], pair):
+            raise MetregError(
+                f"--transforms: pairs {first} and {number} are both called {pair.name}, and {by_name[0]} cannot be of "
+                f"both; name transforms by their line in the table: {first:04d}.h5, {number:04d}.h5"
+            )
+        files = [*by_name, *_candidates(folder, f"{number:04d}")]
+        if not files:
+            raise MetregError(
+                f"--transforms: no transform of {pair.moving} to {pair.fixed} in {folder}; wanted {pair.name}.h5 or "
+                f"{number:04d}.h5, an ITK file that maps fixed points to moving points"
+            )
+        if len(files) > 1:
+            names = ", ".join(str(path.relative_to(folder)) for path in files)
+            raise MetregError(
+                f"--transforms: pair {number}, {pair.moving} to {pair.fixed}, has {len(files)} transforms in {folder}: "
+                f"{names}; leave one of them there"
+            )
+        found.append(files[0])
+    inverses = {inverse_beside(path): number for number, path in enumerate(found, start=1)}
+    for number, path in enumerate(found, start=1):
+        if path in inverses:
+            raise MetregError(
+                f"--transforms: {path} is the transform of pair {number} and, by its name, the inverse of pair "
+                f"{inverses[path]}; name transforms by their line in the table: {inverses[path]:04d}.h5, {number:04d}.h5"
+            )
+    return found
+
+
+def _candidates(folder: Path, name: str) -> list[Path]:
+    paths = [folder / f"{name}{ending}" for ending in TRANSFORMS]
+    return [path for path in paths if path.is_file()]
+
+
+def _same_images(one: PairFiles, other: PairFiles) -> bool:
+    """Whether two lines of a table are about the same two images, which have one transform."""
+    return (one.moving.resolve(), one.fixed.resolve()) == (other.moving.resolve(), other.fixed.resolve())
+
+
+def inverse_beside(transform: Path) -> Path:
+    """Where the inverse of a transform lies, if there is one."""
+    return sibling(transform, "/fixed_to_moving.h5" if transform.name == "moving_to_fixed.h5" else "_inverse.h5")
+
+
+def facts_beside(transform: Path) -> Path:
+    """Where a JSON file lies that tells what a transform cost, if there is one."""
+    return sibling(transform, ".json")
 
 
 def sibling(path: Path, end: str) -> Path:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,19 @@ from torch import Tensor
 
 from metreg.checks import MetregError
 from metreg.config import Settings, changed
-from metreg.data.datasets import PairFiles
+from metreg.data.datasets import PairFiles, stem
 from metreg.data.formats import Image
 from metreg.data.intensity import quantile_function
 from metreg.data.io import match_planes, read_image, read_mask
 from metreg.data.pair import bring, domain_of
+from metreg.data.resume import TRAINING_ROLES, check_resume, contents_of, files_of_pairs, read_record, write_record
 from metreg.data.skull import hint_at_skull
 from metreg.data.whole import check_output, clear_folder, whole_file, write_whole
 from metreg.energy import Energy
 from metreg.flow.stationary import flow
 from metreg.grid import Grid
 from metreg.interpolate import downsample, upsample
+from metreg.learn.checkpoint import check_checkpoint
 from metreg.learn.pairs import TrainingPairs
 from metreg.learn.train import LOG, read_log, train
 from metreg.metric.learned import LearnedMetric
@@ -45,6 +47,8 @@ NAMES = frozenset(
     | {"momenta-0.npy", "momenta-1.npy", "tensorboard"}
 )
 """What a training writes into its folder."""
+FORMAT = "metreg-training-2"
+"""Of what `pairs.json` keeps of a training's inputs."""
 EXAMPLES = 3
 """Pairs shown in the report."""
 ANONYMOUS = 5
@@ -85,21 +89,43 @@ def train_metric(
     """
     torch.set_flush_denormal(True)
     template = template or files[0].fixed
-    said = _open_run(run, files, template, {"licence": licence, "credit": credit}, resume=resume, overwrite=overwrite)
+    given = _inputs(files, template)
+    said = {"licence": licence, "credit": credit}
+    going_on = False
+    if resume and run.exists():
+        said = _check_run(run, files, given, said)
+        going_on = (run / "checkpoint.safetensors").exists()
+    if going_on:
+        check_checkpoint(run / "checkpoint.safetensors", settings)
+    else:
+        check_output(run, overwrite=overwrite or resume)
     prepared = prepared or prepare(files, template, settings, device=device, tell=tell)
     grid = prepared.pairs.grid
     settings = changed(settings, {"length_mm": grid.length_mm})
-    (run / "settings.toml").write_text(settings.to_toml(), encoding="utf-8")
     curves = _TensorBoard(run / "tensorboard")
+
+    def begin() -> None:
+        """Nothing can be refused from here on, so a run that goes on may be written into."""
+        write_record(run / "pairs.json", {**given, **said}, form=FORMAT)
+        write_whole(run / "settings.toml", settings.to_toml())
 
     def heard(record: dict[str, Any]) -> None:
         curves.add(record)
         on_epoch(record)
 
-    going_on = resume and (run / "checkpoint.safetensors").exists()
+    if not going_on:
+        clear_folder(run, NAMES)
+        run.mkdir(parents=True, exist_ok=True)
     over = going_on and not any(run.glob("momenta-*.npy"))  # it had ended, and its momenta are gone
     model, progress = train(
-        prepared.pairs, settings, run, device=device, resume=going_on, first_stage=first_stage, on_epoch=heard
+        prepared.pairs,
+        settings,
+        run,
+        device=device,
+        resume=going_on,
+        first_stage=first_stage,
+        on_begin=begin,
+        on_epoch=heard,
     )
     history = [*([] if first_stage is None else read_log(first_stage)), *progress.history]
     last = history[-1] if history else {}
@@ -185,47 +211,43 @@ def _read(path: Path, mask: Path | None, template: Image, settings: Settings) ->
     return image, inside
 
 
-def _open_run(
-    run: Path, files: list[PairFiles], template: Path, said: dict[str, str | None], *, resume: bool, overwrite: bool
+def _inputs(files: list[PairFiles], template: Path) -> dict[str, Any]:
+    """What a training is made of, by content."""
+    paths = files_of_pairs(files, TRAINING_ROLES)
+    contents = contents_of([template, *paths.values()])
+    return {"template": contents[template], "pairs": {name: contents[path] for name, path in paths.items()}}
+
+
+def _check_run(
+    run: Path, files: list[PairFiles], given: dict[str, Any], said: dict[str, str | None]
 ) -> dict[str, str | None]:
-    """The folder of a new run, or that of the one that is to go on, which must be of the same files. What is `said` of it
-    is kept there; where that is nothing, what was said before is given back.
+    """Refuse to go on with other images than those of the run. Where nothing is `said` of its licence or credit, what was
+    said before is given back.
     """
-    given = {
-        "template": str(template.resolve()),
-        "pairs": [[str(p.resolve()) for p in asdict(f).values() if isinstance(p, Path)] for f in files],
-    }
     record = run / "pairs.json"
-    if resume and run.exists():
-        if not record.is_file():
-            raise MetregError(f"--resume: no training was begun in {run}; leave it out to begin one")
-        before = json.loads(record.read_text(encoding="utf-8"))
-        if {name: before.get(name) for name in given} != given:
-            raise MetregError(f"--resume: the training in {run} has other pairs; use those, or a new folder")
-        said = {name: before.get(name) if text is None else text for name, text in said.items()}
-    else:
-        check_output(run, overwrite=overwrite)
-        clear_folder(run, NAMES)
-        run.mkdir(parents=True, exist_ok=True)
-    write_whole(record, json.dumps({**given, **said}))
-    return said
+    if not record.is_file():
+        raise MetregError(f"--resume: no training was begun in {run}; leave it out to begin one")
+    check_resume(record, given, form=FORMAT, folder=run, paths=files_of_pairs(files, TRAINING_ROLES))
+    before = read_record(record, FORMAT) or {}
+    return {name: before.get(name) if text is None else text for name, text in said.items()}
 
 
 class _TensorBoard:
-    """Curves for TensorBoard, where it is installed."""
+    """Curves for TensorBoard, where it is installed. Its files are opened with the first epoch."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            self.writer = None
-            return
-        logging.getLogger("tensorboard").setLevel(logging.ERROR)
-        self.writer = SummaryWriter(str(folder))
+        self.folder = folder
+        self.writer: Any = None
+        self.installed = find_spec("tensorboard") is not None
 
     def add(self, record: dict[str, Any]) -> None:
-        if self.writer is None:
+        if not self.installed:
             return
+        if self.writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            logging.getLogger("tensorboard").setLevel(logging.ERROR)
+            self.writer = SummaryWriter(str(self.folder))
         for name in (*Energy._fields, "total", "rate_scale", "pairs_per_second"):
             self.writer.add_scalar(f"stage {record['stage']}/{name}", record[name], record["epoch"])
         self.writer.flush()
@@ -234,7 +256,7 @@ class _TensorBoard:
 def _examples(
     model: LearnedMetric, prepared: Prepared, files: list[PairFiles], settings: Settings, run: Path, generation: int
 ) -> dict[str, Plane]:
-    """The first few pairs with the momenta with which the training ended, by name."""
+    """The first few pairs with the momenta with which the training ended, by number and name."""
     pairs, grid = prepared.pairs, prepared.pairs.grid
     map_grid = map_grid_of(grid, settings.flow.map_factor)
     stored = np.load(run / f"momenta-{generation}.npy", mmap_mode="r", allow_pickle=False)
@@ -247,7 +269,8 @@ def _examples(
         metric = make_metric(map_grid, settings.metric, like=source, weights=w)
         phi_inv = flow(metric.sharp(m), map_grid, integrator=settings.flow.integrator, steps=settings.flow.steps)
         sigma = upsample(metric.local_sigma()[:, None] * grid.length_mm, grid)
-        shown[files[i].name.replace("_to_", " to ")] = plane_of_map(source, target, upsample(phi_inv, grid), grid, sigma)
+        name = f"{i + 1}: {stem(files[i].moving)} to {stem(files[i].fixed)}"
+        shown[name] = plane_of_map(source, target, upsample(phi_inv, grid), grid, sigma)
     return shown
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,9 +14,10 @@ import numpy as np
 import pytest
 
 from conftest import bent_picture, centred, picture
+from helpers import is_running, wait_until
 from metreg.apply import load_transform
 from metreg.bench.environment import open_environment, wanted
-from metreg.bench.peers import check_bench, measure_all, prepare, run_all
+from metreg.bench.peers import Bench, check_bench, measure_all, peers_summary, prepare, run_all
 from metreg.bench.process import run_fresh
 from metreg.bench.tools import PEERS, Tool, tools_of
 from metreg.checks import MetregError
@@ -22,6 +25,7 @@ from metreg.cli import main
 from metreg.config import Settings, make_settings
 from metreg.data.datasets import PairFiles, read_pairs
 from metreg.data.io import read_image
+from metreg.processes import TERMINATED
 
 FOLDER = Path(os.environ.get("METREG_PEERS", Path(__file__).resolve().parents[2] / ".venv-peers"))
 PYTHON = FOLDER / "bin" / "python"
@@ -55,6 +59,22 @@ def test_a_fresh_process_is_measured_alone(tmp_path: Path) -> None:
     run = run_fresh([sys.executable, "-c", "print('so'); raise SystemExit(3)"], cores=1, log=tmp_path / "log.txt")
     assert (run.code, run.said) == (3, "so")
     assert run_fresh(["/no/such/tool"], cores=1, log=tmp_path / "log.txt").code != 0
+
+
+@pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGKILL])
+def test_a_tool_ends_with_the_process_that_runs_it(way: signal.Signals, tmp_path: Path) -> None:
+    number = tmp_path / "number"
+    tool = f"import os, pathlib, time; pathlib.Path({str(number)!r}).write_text(str(os.getpid())); time.sleep(60)"
+    script = (
+        "import pathlib, sys\nfrom metreg.bench.process import run_fresh\nfrom metreg.processes import ending_in_order\n"
+        f"with ending_in_order():\n    run_fresh([sys.executable, '-c', {tool!r}], cores=1, log=pathlib.Path('log.txt'))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: number.is_file() and number.read_text() != "")
+    process.send_signal(way)
+    _, told = process.communicate(timeout=20)
+    assert process.returncode == (TERMINATED if way == signal.SIGTERM else -signal.SIGKILL) and told == ""
+    wait_until(lambda: not is_running(int(number.read_text())))
 
 
 def test_the_environment_is_made_once_and_not_over_other_things(tmp_path: Path) -> None:
@@ -103,6 +123,19 @@ def test_a_failure_is_marked_and_the_rest_goes_on(table: Path, tmp_path: Path) -
     assert not summary["failures"] and set(summary["methods"]) == {"affine", "a", "b"}
     assert (out / "transforms" / "b" / "moving_to_fixed.json").stat().st_mtime_ns == before
 
+    luck.write_text("of another kind")  # the file that an option names
+    with pytest.raises(MetregError, match=r"a/moving_to_fixed.json was made with another set of options .* delete .*/a,"):
+        run_all(prepare(out, bench.files, settings, 1), copies)
+    luck.write_text("")
+    moving = nib.load(bench.files[0].moving)
+    nib.save(nib.Nifti1Image(2 * moving.get_fdata(dtype=np.float32), moving.affine), bench.files[0].moving)
+    with pytest.raises(MetregError, match=r"made with another moving image than .* delete .*/\*/moving_to_fixed.json"):
+        run_all(prepare(out, bench.files, settings, 1), copies)
+    for path in (out / "transforms").glob("*/moving_to_fixed.json"):
+        path.unlink()
+    run_all(prepare(out, bench.files, settings, 1), copies)
+    assert len(list((out / "images").glob("0001_moving_*"))) == 2
+
 
 def test_a_tool_that_should_give_an_inverse_and_does_not_has_failed(table: Path, tmp_path: Path) -> None:
     one_way = COPY.replace('(".h5", "_inverse.h5")', '(".h5",)')
@@ -132,6 +165,28 @@ def test_a_run_goes_on_only_as_it_began(table: Path, tmp_path: Path, monkeypatch
     nib.save(nib.Nifti1Image(np.eye(20, dtype=np.float32), np.eye(4)), tmp_path / "flat.nii.gz")
     with pytest.raises(MetregError, match="moving image: wanted a 3-D image, got a 2-D one"):
         check_bench([PairFiles(tmp_path / "flat.nii.gz", files[0].fixed)], None)
+
+
+def test_the_table_of_peers_compares_by_person() -> None:
+    people = [(a, b) for a in "abcd" for b in "abcd" if a != b]
+    rows = [
+        {"method": method, "pair": number, "target_overlap": overlap + 0.01 * number, "subjects": pair, "folds": 0}
+        for method, overlap in (("greedy", 0.5), ("metreg", 0.6))
+        for number, pair in enumerate(people, start=1)
+    ]
+    shown = peers_summary(rows)
+    assert "| metreg against | difference | 95% interval by person | p by person | paper's p |" in shown
+    assert "| greedy | +0.1000 | +0.1000 to +0.1000 | 0.062 |" in shown and "cannot be below 0.0625" in shown
+    assert peers_summary([row for row in rows if row["method"] == "greedy"]).count("|\n") == 3
+
+
+def test_files_of_pairs_that_share_a_name_are_called_by_number(tmp_path: Path) -> None:
+    one, two = (PairFiles(Path(f"{who}/T1.nii"), Path(f"{who}/T2.nii")) for who in ("ann", "bob"))
+    other = PairFiles(Path("a.nii"), Path("b.nii"))
+    back = PairFiles(Path("a.nii"), Path("b_inverse.nii"))  # whose transform would take the place of an inverse
+    names = [Bench(tmp_path, [one, two, other], 1).name(number) for number in (1, 2, 3)]
+    assert names == ["0001", "0002", "a_to_b"]
+    assert [Bench(tmp_path, [other, back], 1).name(number) for number in (1, 2)] == ["0001", "0002"]
 
 
 def test_wrong_names_are_refused(tmp_path: Path) -> None:

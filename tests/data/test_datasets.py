@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from metreg.checks import MetregError
-from metreg.data.datasets import find_pairs
+from metreg.data.datasets import find_pairs, read_scans
 
 
 @pytest.fixture
@@ -62,3 +62,11 @@ def test_nothing_there(tmp_path: Path) -> None:
         find_pairs(tmp_path / "absent.csv")
     with pytest.raises(MetregError, match="two images or more, got 0"):
         find_pairs(tmp_path)
+
+
+def test_two_images_of_one_name_in_a_data_set_are_refused(tmp_path: Path) -> None:
+    """They would be taken for two people, and their slices for one."""
+    for name in ("a.nii.gz", "b.img", "b.nii.gz"):
+        (tmp_path / name).touch()
+    with pytest.raises(MetregError, match=r"b\.img and b\.nii\.gz would both be called b"):
+        read_scans(tmp_path)

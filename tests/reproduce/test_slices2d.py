@@ -88,6 +88,11 @@ def test_everything_is_written_and_a_second_run_does_nothing_again(
     assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
     with pytest.raises(MetregError, match="other settings"):
         run(slices, out, monkeypatch, resume=True, seed=5)
+    image = slices / "img" / "person-10_slice.nii.gz"
+    image.write_bytes((slices / "img" / "person-1_slice.nii.gz").read_bytes())
+    with pytest.raises(MetregError, match=rf"was begun with other images \(5\.test person-10_slice\.image {image}\)"):
+        run(slices, out, monkeypatch, resume=True)
+    assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
 
 
 def test_volumes_are_cut_where_their_middle_is_whatever_their_axes(tmp_path: Path) -> None:

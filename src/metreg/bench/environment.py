@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from metreg.checks import MetregError
+from metreg.processes import run_command
 
 PINS = Path(__file__).with_name("peers.txt")
 PINS_WITH_TORCH = Path(__file__).with_name("peers_torch.txt")
@@ -60,7 +61,7 @@ def open_environment(folder: Path, tell: Callable[[str], None] = lambda line: No
 def versions_in(python: Path, packages: Sequence[str]) -> dict[str, str]:
     """Of installed packages."""
     command = [str(python), "-I", "-c", VERSIONS, str(packages_of(python.parents[1])), *packages]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+    done = run_command(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
     if done.returncode:
         raise MetregError(f"--environment: {_last(done.stderr)}; take {python.parents[1]} away, and it is made anew")
     found: dict[str, str] = json.loads(done.stdout)
@@ -68,7 +69,7 @@ def versions_in(python: Path, packages: Sequence[str]) -> dict[str, str]:
 
 
 def _run(command: list[str], folder: Path) -> None:
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    done = run_command(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace")
     if done.returncode:
         raise MetregError(f"--environment: cannot install the peers into {folder}: {_last(done.stderr or done.stdout)}")
 

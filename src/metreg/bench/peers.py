@@ -9,30 +9,34 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from metreg.apply import load_transform
+from metreg.bench.environment import wanted
 from metreg.bench.process import Run, available_cores, run_fresh
 from metreg.bench.tools import Tool
 from metreg.checks import MetregError
+from metreg.choice import MEAN
 from metreg.config import Settings
 from metreg.data.datasets import PairFiles, stem
 from metreg.data.formats import Image
 from metreg.data.io import read_image, write_image
 from metreg.data.points import Frame
+from metreg.data.resume import content_of, contents_of, differences, hash_of
 from metreg.data.transforms import Field, write_transform
 from metreg.data.whole import whole_file, write_whole
 from metreg.evaluation import Rows, begin, evaluate
 from metreg.methods import AFFINE, Method
+from metreg.metric.store import metric_path, shipped_names
 from metreg.pipeline import version_of
 from metreg.report.evaluation import NAMES as EVALUATION
-from metreg.report.evaluation import write_evaluation
-from metreg.report.tables import Table
+from metreg.report.evaluation import compare_overlaps, write_evaluation
+from metreg.report.tables import Table, difference_table
 
 NAMES = EVALUATION | {"transforms", "images", "logs", "peers.md"}
 """What the comparison writes into its folder."""
@@ -49,15 +53,20 @@ class Bench:
     out: Path
     files: Sequence[PairFiles]
     cores: int
+    images: Mapping[Path, str] = field(default_factory=dict)
+    """What is in every image: a hash."""
 
     @property
     def config(self) -> Path:
         return (self.out / "settings.toml").absolute()
 
     def name(self, number: int) -> str:
-        """A pair's name in the folders of transforms: MOVING_to_FIXED, or 0001 where two would have the same."""
+        """A pair's name in the folders of transforms: MOVING_to_FIXED, or 0001 where a file could be of two pairs."""
         names = [pair.name for pair in self.files]
-        return names[number - 1] if names.count(names[number - 1]) == 1 else f"{number:04d}"
+        own = names[number - 1]
+        inverse = BACK.removesuffix(THERE)
+        clear = names.count(own) == 1 and f"{own}{inverse}" not in names and not own.endswith(inverse)
+        return own if clear else f"{number:04d}"
 
     def prefix(self, method: str, number: int) -> Path:
         return self.out.absolute() / "transforms" / method / self.name(number)
@@ -70,6 +79,41 @@ class Bench:
     def done(self, method: str, number: int) -> bool:
         record = self.record(method, number)
         return record.is_file() and "failed" not in json.loads(record.read_text(encoding="utf-8"))
+
+    def made_of(self, tool: Tool, number: int) -> dict[str, str]:
+        """What a run is made of, by content: images, options and the files named by them, versions of the peers."""
+        pair = self.files[number - 1]
+        options = [_content_of_word(word) for word in tool.after]
+        return {
+            "moving image": self.images[pair.moving],
+            "fixed image": self.images[pair.fixed],
+            "set of options": hash_of(json.dumps(options)),
+            "set of pinned versions": hash_of(wanted()),
+        }
+
+    def check(self, tools: Sequence[Tool]) -> None:
+        """Refuse what is done already with other images, metrics or versions than those of now."""
+        for tool in tools:
+            for number in range(1, len(self.files) + 1):
+                if not self.done(tool.name, number):
+                    continue
+                record = self.record(tool.name, number)
+                before = json.loads(record.read_text(encoding="utf-8")).get("made_of", {})
+                names = differences(before, self.made_of(tool, number))
+                if names:
+                    of_pair = self.out / "transforms" / "*" / record.name
+                    stale = of_pair if names[0].endswith("image") else record.parent
+                    raise MetregError(
+                        f"--resume: {record} was made with another {names[0]} than that of now; to have it made again "
+                        f"delete {stale}, or use a new folder"
+                    )
+
+
+def _content_of_word(word: str) -> str:
+    """A word of a command; where it names a file or a metric, what is in that."""
+    name = word.removeprefix(MEAN)
+    path = metric_path(name) if name in shipped_names() else Path(name)
+    return word.removesuffix(name) + content_of(path) if path.is_file() else word
 
 
 def check_bench(files: Sequence[PairFiles], cores: int | None) -> int:
@@ -87,25 +131,27 @@ def check_bench(files: Sequence[PairFiles], cores: int | None) -> int:
 
 def prepare(out: Path, files: Sequence[PairFiles], settings: Settings, cores: int) -> Bench:
     """The folder, or one of an earlier run of the same pairs, settings and machine."""
-    begin(out, files, settings)
+    begin(out, settings)
     place, here = out / "runs" / "machine.json", json.dumps({"cpu": cpu_model(), "cores": cores})
     before = place.read_text(encoding="utf-8") if place.is_file() else here
     if before != here:
         raise MetregError(f"--resume: {out} was begun on {before}, this is {here}; use that, or a new folder")
     write_whole(place, here)
     write_whole(out / "settings.toml", settings.to_toml())
-    return Bench(out, files, cores)
+    images = contents_of([path for pair in files for path in (pair.moving, pair.fixed)])
+    return Bench(out, files, cores, images)
 
 
 def run_all(bench: Bench, tools: Sequence[Tool], tell: Tell = lambda line: None) -> None:
     """Every tool on every pair. Results and costs go to OUT/transforms, what tools print to OUT/logs."""
+    affine = Tool(AFFINE, "", (sys.executable, "-P", "-m", "metreg.bench.alignment"))
+    bench.check([affine, *tools])
     numbers = range(1, len(bench.files) + 1)
     _warm_up(bench, [tool for tool in tools if not all(bench.done(tool.name, number) for number in numbers)], tell)
     for number, pair in enumerate(bench.files, start=1):
         images = _images(bench, pair, number)
         where = f"pair {number} of {len(bench.files)}"
         if not bench.done(AFFINE, number):
-            affine = Tool(AFFINE, "", (sys.executable, "-P", "-m", "metreg.bench.alignment"))
             failed = _run_one(bench, affine, number, [*images, bench.config])
             if failed:
                 raise MetregError(f"affine: {where} could not be aligned: {failed}")
@@ -119,7 +165,8 @@ def _images(bench: Bench, pair: PairFiles, number: int) -> list[Path]:
     """Both images as NIfTI files whose two forms agree, so that all tools see them in the same place."""
     paths = []
     for source, role in ((pair.moving, "moving"), (pair.fixed, "fixed")):
-        path = bench.out.absolute() / "images" / f"{number:04d}_{role}_{stem(source)}.nii.gz"
+        content = bench.images[source][:8]  # a copy of what another file held is not taken for it
+        path = bench.out.absolute() / "images" / f"{number:04d}_{role}_{content}_{stem(source)}.nii.gz"
         if not path.is_file():
             image = read_image(source, f"{role} image")
             with whole_file(path, overwrite=False) as temporary:
@@ -152,6 +199,7 @@ def _run_one(bench: Bench, tool: Tool, number: int, files: list[Path]) -> str:
     # what a failure cost would make the mean look cheap
     facts |= {"failed": failed, "cost_of_failure": costs} if failed else costs
     facts["command"] = shlex.join(command)
+    facts["made_of"] = bench.made_of(tool, number)
     write_whole(record, json.dumps(facts, indent=1))
     return failed
 
@@ -215,7 +263,7 @@ def measure_all(
         "tools": {tool.name: {"what": tool.what, "command": shlex.join(tool.command(*FILES))} for tool in tools},
         "failures": failures,
     }
-    write_whole(out / "peers.md", peers_table(rows).markdown())
+    write_whole(out / "peers.md", peers_summary(rows))
     write_whole(out / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
 
@@ -249,6 +297,15 @@ def peers_table(rows: Rows) -> Table:
             cells.append(format(float((np.sum if key == "folds" else np.mean)(values)), form) if values else "")
         lines.append(cells)
     return Table("", ("method", *[title for title, _ in present.values()]), lines)
+
+
+def peers_summary(rows: Rows) -> str:
+    """The table of methods; where there are labels and pairs enough, what the best has over the others in overlap."""
+    table = peers_table(rows).markdown()
+    if not all("target_overlap" in row for row in rows):
+        return table
+    found = compare_overlaps(rows)
+    return f"{table}\n{difference_table(found.best, found.compared).markdown()}" if found.compared else table
 
 
 def _machine(cores: int) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from metreg.processes import run_supervised
+
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ITK_GLOBAL_DEFAULT_NUMBER_OF_THREADS")
 """The environment variables by which libraries learn how many threads they may use."""
 STOPWATCH = Path(__file__).with_name("stopwatch.py")
@@ -30,15 +32,15 @@ class Run:
 
 
 def run_fresh(command: Sequence[str | Path], *, cores: int, log: Path) -> Run:
-    """Run a command; all that it prints goes to `log`."""
+    """Run a command; all that it prints goes to `log`. It ends when this process does."""
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **dict.fromkeys(THREADS, str(cores)), "CUDA_VISIBLE_DEVICES": ""}
     environment.pop("GOMP_SPINCOUNT", None)  # metreg has set it for itself, and its processes do so again
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record.json"
-        words = [sys.executable, "-I", str(STOPWATCH), str(record), str(cores), *map(str, command)]
+        words = [sys.executable, "-I", str(STOPWATCH), str(os.getpid()), str(record), str(cores), *map(str, command)]
         with log.open("wb") as file:
-            done = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=False)
+            done = run_supervised(words, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
         lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
         said = lines[-1].strip() if lines else ""
         if not record.is_file():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from metreg.bench.environment import packages_of
 from metreg.checks import MetregError
-from metreg.methods import AFFINE, methods_of
+from metreg.methods import AFFINE, methods_of, split_name
 
 HERE = Path(__file__).parent
 
@@ -77,7 +77,7 @@ def tools_of(peers: Sequence[str], metrics: Sequence[str], python: Path, config:
     found = [_tool(name, PEERS[name], python) for name in peers]
     for given, method in zip(metrics, methods_of(metrics, [])[1:], strict=True):
         assert method.metric is not None
-        name = method.name if "=" in given else f"metreg {method.name}"
+        name = split_name(given)[0] or f"metreg {method.name}"
         before = (sys.executable, "-P", "-m", "metreg.bench.peer_metreg")
         after = ("--metric", method.metric, "--config", str(config))
         found.append(Tool(name, f"metreg: metric {method.metric}, settings of {config.name}", before, after, ("--short",)))

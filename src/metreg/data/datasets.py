@@ -138,6 +138,14 @@ def read_scans(folder: Path, subjects: Path | None = None) -> list[Scan]:
             f"data: no images in {folder}; wanted {folder / 'img'} (or images, Brains, Heads) with images, and "
             f"{folder / 'label'} (or labels, Atlases) with labels of the same names"
         )
+    first: dict[str, Path] = {}
+    for path in images:
+        other = first.setdefault(stem(path), path)
+        if other != path:
+            raise MetregError(
+                f"data: {other.name} and {path.name} would both be called {stem(path)}: {path.parent}; take one of them "
+                "away, or give it another name"
+            )
     among = _subfolder(folder, LABEL_FOLDERS)
     labels = None if among is None else _images_in(among)
     scans = [Scan(path, None if labels is None else _labels_of(path, labels, among)) for path in images]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from metreg.checks import MetregError
 from metreg.config import Settings
+from metreg.data.resume import differences
 from metreg.data.tensors import read_tensors, write_tensors
 
 FORMAT = "metreg-checkpoint-1"
@@ -62,12 +63,25 @@ def save_checkpoint(path: Path, progress: Progress, tensors: dict[str, Tensor], 
 def load_checkpoint(path: Path, settings: Settings) -> tuple[Progress, dict[str, Tensor]]:
     """What `save_checkpoint` kept; the settings must be those of the run that is to go on."""
     progress, tensors, before = _read(path)
-    changed = _differences(before.model_dump(), settings.model_dump())
+    _check_settings(path, before, settings)
+    return progress, tensors
+
+
+def check_checkpoint(path: Path, settings: Settings) -> None:
+    """Refuse, before any work is done, a checkpoint that is damaged or was made with other settings.
+
+    The reference length is left out, as it may depend on the template.
+    """
+    _, _, before = _read(path)
+    _check_settings(path, before, settings.model_copy(update={"length_mm": before.length_mm}))
+
+
+def _check_settings(path: Path, before: Settings, settings: Settings) -> None:
+    changed = differences(before.model_dump(mode="json"), settings.model_dump(mode="json"))
     if changed:
         raise MetregError(
             f"checkpoint: made with other settings ({', '.join(changed)}): {path}; use those, or a new folder"
         )
-    return progress, tensors
 
 
 def read_checkpoint(path: Path) -> tuple[Progress, Settings]:
@@ -78,17 +92,14 @@ def read_checkpoint(path: Path) -> tuple[Progress, Settings]:
 
 def _read(path: Path) -> tuple[Progress, dict[str, Tensor], Settings]:
     tensors, about = read_tensors(path, form=FORMAT, role="checkpoint")
-    return Progress(**json.loads(about["progress"])), tensors, Settings.model_validate_json(about["settings"])
-
-
-def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[str]:
-    found = []
-    for key in a:
-        if isinstance(a[key], dict):
-            found += _differences(a[key], b[key], f"{prefix}{key}.")
-        elif a[key] != b[key]:
-            found.append(f"{prefix}{key}")
-    return found
+    try:
+        progress = Progress(**json.loads(about["progress"]))
+        settings = Settings.model_validate_json(about["settings"])
+    except (KeyError, TypeError, ValueError):
+        raise MetregError(
+            f"checkpoint: written by another version of metreg: {path}; go on with that, or begin in a new folder"
+        ) from None
+    return progress, tensors, settings
 
 
 def named(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -44,14 +44,16 @@ def train(
     resume: bool = False,
     home: Home | None = None,
     first_stage: Path | None = None,
+    on_begin: Callable[[], None] = lambda: None,
     on_epoch: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> tuple[LearnedMetric, Progress]:
     """Learn a metric from pairs. `run` holds the checkpoint, the momenta and the log; the network kept is the best one.
 
-    `first_stage`, the folder of a run on the same pairs, gives the momenta with which the second stage begins.
+    `first_stage`, the folder of a run on the same pairs, gives the momenta with which the second stage begins. `on_begin`
+    is called once nothing can be refused any more: until then a run that is to go on is left as it is.
     """
     with torch.backends.cudnn.flags(deterministic=True, allow_tf32=False):
-        return _train(_Training(pairs, settings, run, device, home), resume, first_stage, on_epoch)
+        return _train(_Training(pairs, settings, run, device, home), resume, first_stage, on_begin, on_epoch)
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:
@@ -60,12 +62,17 @@ def read_log(run: Path) -> list[dict[str, Any]]:
 
 
 def _train(
-    training: _Training, resume: bool, first_stage: Path | None, on_epoch: Callable[[dict[str, Any]], None]
+    training: _Training,
+    resume: bool,
+    first_stage: Path | None,
+    on_begin: Callable[[], None],
+    on_epoch: Callable[[dict[str, Any]], None],
 ) -> tuple[LearnedMetric, Progress]:
     if resume:
         training.load()
     elif first_stage is not None:
         training.begin_after(first_stage)
+    on_begin()
     try:
         for stage in (GLOBAL, LOCAL):
             if training.progress.stage > stage:

@@ -17,7 +17,7 @@ from metreg.evaluate.statistics import Comparison, compare, describe
 from metreg.grid import Array
 from metreg.report.boxes import method_boxes
 from metreg.report.page import Card, Section, png, render
-from metreg.report.tables import SHARES, Table, jacobian_table, overlap_table
+from metreg.report.tables import SHARES, Table, jacobian_table, overlap_table, published_row
 
 NAMES = frozenset(
     [
@@ -53,7 +53,7 @@ class Published:
     """By method the mean target overlap of the same pairs, in the same order: they are tested and drawn too."""
     overlap_rows: Sequence[Sequence[str]] = ()
     jacobian_rows: Sequence[Sequence[str]] = ()
-    """Rows of their tables as they stand there, in the columns of ours."""
+    """Rows of their tables as they stand there, in the columns of the paper's."""
     note: str = ""
 
 
@@ -97,18 +97,14 @@ def write_evaluation(
     if values:
         figure = method_boxes(values, best)
         write_whole(out / "boxes.png", png(figure))
-        note = (
-            f"Every p is of {best} being no better than the method in that row: Mann and Whitney's test as in the paper "
-            "(adjusted by Benjamini and Hochberg; it takes pairs for independent), Wilcoxon's on differences pair by pair, "
-            f"and one that flips signs subject by subject. {published.note}"
-        )
+        note = f"{tables[0].note} {published.note}".strip()
         sections.insert(0, Section("Target overlap", [figure, tables[0]], note))
     sections.append(Section(f"The worst pairs of {best}", [_worst_table(out, by_method[best])], "Each leads to its page."))
     page = render(
         "Evaluation",
         f"{len(by_method)} methods on {len(by_method[best])} pairs.",
         sections,
-        cards=_cards(by_method, values, best),
+        cards=_cards(by_method, values, best, compared),
         settings=settings.to_toml(),
         command=command,
         versions=versions,
@@ -137,7 +133,8 @@ def compare_overlaps(rows: Rows, reference: str | None = None, published: Publis
     values |= published.overlaps
     others = {name: found for name, found in values.items() if name != best}
     compared = compare(values[best], others, subjects) if len(subjects) > 1 else {}
-    table = _extended(overlap_table("Mean target overlap of every pair", values, compared), published.overlap_rows)
+    own = overlap_table("Mean target overlap of every pair", values, compared, best)
+    table = _extended(own, [published_row(row) for row in published.overlap_rows])
     return Overlaps(values, best, compared, table)
 
 
@@ -218,12 +215,19 @@ def _worst_table(out: Path, rows: Rows, count: int = 5) -> Table:
     return Table("", header, lines, links=links)
 
 
-def _cards(by_method: dict[str, list[dict[str, Any]]], values: dict[str, Array], best: str) -> list[Card]:
+def _cards(
+    by_method: dict[str, list[dict[str, Any]]], values: dict[str, Array], best: str, compared: Mapping[str, Comparison]
+) -> list[Card]:
     rows = by_method[best]
     folds = sum(row["folds"] for row in rows)
     cards = [Card("pairs", str(len(rows))), Card(f"folds of {best}", str(folds), folds == 0)]
     if values:
         cards.insert(1, Card(f"mean target overlap of {best}", f"{values[best].mean():.3f}"))
+    if compared:
+        next_best = max(compared, key=lambda name: float(values[name].mean()))
+        test = compared[next_best]
+        interval = "" if test.low is None or test.high is None else f" ({test.low:+.3f} to {test.high:+.3f} by person)"
+        cards.insert(2, Card(f"{best} less {next_best}", f"{test.difference:+.3f}{interval}"))
     return cards
 
 

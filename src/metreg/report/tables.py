@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from metreg.evaluate.statistics import PERCENTILES, Comparison, describe
+from metreg.evaluate.statistics import FEW_PEOPLE, PERCENTILES, Comparison, describe
 from metreg.grid import Array
 
 SHARES = tuple(f"p{share}" for share in PERCENTILES)
@@ -15,16 +15,20 @@ SHARES = tuple(f"p{share}" for share in PERCENTILES)
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text. `best` are (row, column) of those to be set in bold, `links` where the cells of some text lead."""
+    """Cells as text. `best` are (row, column) of those to be set in bold, `links` where the cells of some text lead; the
+    note stands below in Markdown.
+    """
 
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     best: frozenset[tuple[int, int]] = frozenset()
     links: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
 
     def markdown(self) -> str:
-        return markdown_table(self.header, [self._marked(i, "**", "**") for i in range(len(self.rows))])
+        table = markdown_table(self.header, [self._marked(i, "**", "**") for i in range(len(self.rows))])
+        return f"{table}\n{self.note}\n" if self.note else table
 
     def latex(self) -> str:
         lines = [
@@ -60,34 +64,63 @@ def say_p(p: float) -> str:
     return f"{p:.3f}"
 
 
-def overlap_table(title: str, values: Mapping[str, Array], compared: Mapping[str, Comparison]) -> Table:
-    """The paper's first table: the mean overlap of every pair, method by method, and the tests against the reference."""
+BY_PERSON = ("difference", "95% interval by person", "p by person")
+AS_IN_THE_PAPER = ("paper's p", "MW-stat", "sig?")
+"""Headers of tests; the latter are unpaired and count pairs as independent."""
+
+
+def overlap_table(title: str, values: Mapping[str, Array], compared: Mapping[str, Comparison], best: str = "") -> Table:
+    """The paper's first table, the mean overlap of every pair, method by method; with the tests of the `best` against
+    each by person, and then those of the paper.
+    """
     described = {name: describe(found) for name, found in values.items()}
-    header = (
-        "method",
-        "mean",
-        "std",
-        *[f"{share}%" for share in PERCENTILES],
-        "p",
-        "MW-stat",
-        "sig?",
-        "Wilcoxon p",
-        "by subject p",
-    )
+    header = ("method", "mean", "std", *[f"{share}%" for share in PERCENTILES], *BY_PERSON, *AS_IN_THE_PAPER, "Wilcoxon p")
     rows = []
     for name, facts in described.items():
         test = compared.get(name)
-        tested = ("-",) * 5
+        tested = ["-"] * (len(header) - 3 - len(PERCENTILES))
         if test is not None:
-            marks = "yes" if test.significant else "no"
-            tested = (say_p(test.p), f"{test.u:.1f}", marks, say_p(test.wilcoxon_p), say_p(test.subject_p))
+            marks = "yes" if test.paper_significant else "no"
+            tested = [*_by_person(test), say_p(test.paper_p), f"{test.paper_u:.1f}", marks, say_p(test.wilcoxon_p)]
         rows.append((name, *[f"{facts[key]:.3f}" for key in ("mean", "std", *SHARES)], *tested))
-    best = set()
+    bold = set()
     for column, key in enumerate(("mean", "std", *SHARES), start=1):
         shown = [float(row[column]) for row in rows]
         wanted = min(shown) if key == "std" else max(shown)
-        best |= {(i, column) for i, value in enumerate(shown) if value == wanted}
-    return Table(title, header, rows, frozenset(best))
+        bold |= {(i, column) for i, value in enumerate(shown) if value == wanted}
+    return Table(title, header, rows, frozenset(bold), note=say_tests(best, compared) if compared else "")
+
+
+def published_row(row: Sequence[str]) -> tuple[str, ...]:
+    """A row of the paper's own first table in the columns of ours: it has no tests by person."""
+    first = 3 + len(PERCENTILES)
+    return (*row[:first], *["-"] * len(BY_PERSON), *row[first:])
+
+
+def difference_table(best: str, compared: Mapping[str, Comparison]) -> Table:
+    """What one method has over the others, with its interval and test by person; the paper's test beside it."""
+    rows = [(name, *_by_person(test), say_p(test.paper_p)) for name, test in compared.items()]
+    header = (f"{best} against", *BY_PERSON, AS_IN_THE_PAPER[0])
+    return Table("", header, rows, note=say_tests(best, compared) if compared else "")
+
+
+def _by_person(test: Comparison) -> tuple[str, str, str]:
+    interval = "-" if test.low is None or test.high is None else f"{test.low:+.4f} to {test.high:+.4f}"
+    return f"{test.difference:+.4f}", interval, f"{test.person_p:.2g}"  # never 0: it is a share of countable flips
+
+
+def say_tests(best: str, compared: Mapping[str, Comparison]) -> str:
+    """What the columns of tests mean, and what they cannot show with few people."""
+    test = next(iter(compared.values()))
+    few = ""
+    if test.people < FEW_PEOPLE:
+        few = f" With {test.people} people who vary, a p by person cannot be below {test.smallest_p:.3g}."
+    return (
+        f"Differences are of {best} less the method in the row; every p is of {best} being no better. Interval and p by "
+        "person take people for independent, not pairs, which share people on both sides; they are of each row by itself."
+        f"{few} The paper's p (Mann and Whitney's test, adjusted by Benjamini and Hochberg) is as in the paper, unpaired, "
+        "pairs counted as independent; Wilcoxon's is paired, but counts pairs as independent too."
+    )
 
 
 def jacobian_table(title: str, facts: Mapping[str, Sequence[Mapping[str, float]]]) -> Table:

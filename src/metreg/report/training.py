@@ -24,7 +24,7 @@ def training_page(
     settings: Settings,
     command: str,
 ) -> str:
-    """`report.html` of a training. `facts` are those of the metric file, `examples` some training pairs by name."""
+    """`report.html` of a training. `facts` are those of the metric file, `examples` training pairs by number and name."""
     curves = [(record["stage"], {term: record[term] for term in Energy._fields}) for record in history]
     learned = [record["weights"] for record in history if "weights" in record]
     rows = [(name, str(value)) for name, value in facts.items() if name not in ("energy", "versions")]
@@ -39,7 +39,7 @@ def training_page(
         )
         sections.append(Section("Weights", [weight_histories(np.array(learned), widths_mm)], spread))
     if examples:
-        sections += [Section(f"A training pair: {name}", [panel(plane)]) for name, plane in examples.items()]
+        sections += [Section(f"Training pair {name}", [panel(plane)]) for name, plane in examples.items()]
     sections.append(Section("Facts", [Table("", ("what", "value"), rows)]))
     return render(
         "A learned metric",

@@ -12,6 +12,7 @@ import torch
 from metreg.checks import MetregError
 from metreg.config import Settings
 from metreg.data.datasets import TEST, TRAIN, PairFiles, Scan, has_images, pick, read_scans, scan_pairs
+from metreg.data.resume import files_of_pairs
 from metreg.report.evaluation import Published, compare_overlaps
 from metreg.reproduce.findings import Claim, Facts, facts_of, fold_claim, overlap_claims, result_table
 from metreg.reproduce.klein2009 import published
@@ -49,6 +50,14 @@ class Protocol:
     """How many pairs the test set has."""
     klein: bool
     """Whether these are the paper's data."""
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """All files by the pairs that they are in."""
+        found = {f"test.{name}": path for name, path in files_of_pairs(self.test).items()}
+        for metric, pairs in self.training.items():
+            found |= {f"{metric}.{name}": path for name, path in files_of_pairs(pairs).items()}
+        return found
 
     @property
     def reference(self) -> str:
@@ -127,7 +136,7 @@ def reproduce(
         raise MetregError(f"--published: these are results on {TESTED}, and {data} holds other images; leave it out")
     folder = results or (data / "klein2009" if (data / "klein2009").is_dir() else None)
     beside = published(folder, todo.chosen, todo.count) if todo.klein else Published()
-    begin_experiment(out, f"{plan}\n{todo}\n{settings.model_dump_json()}\n", resume=resume)
+    begin_experiment(out, plan, settings, todo.files, label_names, resume=resume)
     work = Work(out, settings, device, label_names, jobs, tell)
 
     metrics = {name: work.learn(name.replace(" ", "_"), pairs) for name, pairs in todo.training.items()}

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from metreg.checks import MetregError
 from metreg.choice import MEAN
 from metreg.config import Settings, changed
 from metreg.data.datasets import PairFiles
+from metreg.data.resume import check_resume, contents_of, write_record
 from metreg.data.whole import write_whole
 from metreg.evaluation import Rows, begin, evaluate, write_report
 from metreg.learn.train import train
@@ -29,6 +29,8 @@ from metreg.report.tables import Table, markdown_table
 from metreg.reproduce.findings import CONSTANT, GLOBAL, LONG, Claim
 from metreg.training import Prepared, prepare, train_metric
 
+FORMAT = "metreg-experiment-2"
+"""Of what `plan.json` keeps of an experiment's inputs."""
 Tell = Callable[[str], None]
 SAID = (
     f"{GLOBAL} is the hand-set mixture of Gaussians; {LONG} likewise, with as many iterations as learned metrics take in "
@@ -160,7 +162,7 @@ class Work:
     ) -> tuple[Rows, dict[str, Any]]:
         """Every method on every pair, in `out/name`: rows and summary. The reference's mean weights are the control."""
         folder = self.out / name
-        begin(folder, pairs, self.settings)
+        begin(folder, self.settings)
         rows = evaluate(
             pairs,
             methods(metrics, self.settings, reference),
@@ -230,12 +232,29 @@ def _picture(path: Path, about: str) -> Html:
     return Html(f'<figure><img alt="{escape(about)}" src="{data_uri(path.read_bytes(), "image/png")}"></figure>')
 
 
-def begin_experiment(out: Path, given: str, *, resume: bool) -> None:
-    """Make the folder, or see that what lies there is of the same images, plan and settings."""
+def begin_experiment(
+    out: Path,
+    plan: Plan,
+    settings: Settings,
+    files: Mapping[str, Path],
+    label_names: Path | None,
+    *,
+    resume: bool,
+) -> None:
+    """Make the folder, or see that what lies there is of the same plan and settings and of files of the same content,
+    which are given by names that say what each is there for.
+    """
     record = out / "plan.json"
-    if resume and record.is_file() and record.read_text(encoding="utf-8") != given:
-        raise MetregError(f"--resume: {out} has another plan, other images or other settings; choose a new folder")
-    write_whole(record, given)
+    contents = contents_of([*files.values(), label_names])
+    given = {
+        "plan": asdict(plan),
+        "settings": settings.model_dump(mode="json"),
+        "images": {name: contents[path] for name, path in files.items()},
+        "label names": None if label_names is None else contents[label_names],
+    }
+    if resume and record.is_file():
+        check_resume(record, given, form=FORMAT, folder=out, paths=files)
+    write_record(record, given, form=FORMAT)
 
 
 def methods(metrics: Mapping[str, Path], settings: Settings, reference: str) -> list[Method]:

@@ -61,7 +61,7 @@ def reproduce(
     if min(map(len, people.values())) < 2:
         got = " and ".join(str(len(found)) for found in people.values())
         raise MetregError(f"data: wanted two subjects or more to train and two to test, got {got}: {data}")
-    begin_experiment(out, f"{plan}\n{scans}\n{settings.model_dump_json()}\n", resume=resume)
+    begin_experiment(out, plan, settings, _files_of(scans), label_names, resume=resume)
     slices = axial_slices(scans, out / "slices")
     work = Work(out, settings, device, label_names, jobs, tell)
 
@@ -99,6 +99,17 @@ def reproduce(
             "plan": asdict(plan),
         },
     )
+
+
+def _files_of(scans: Sequence[Scan]) -> dict[str, Path]:
+    """All files by what they are there for: whose they are decides on the pairs."""
+    found = {}
+    for number, scan in enumerate(scans, start=1):
+        about = f"{number}.{scan.part} {scan.subject}"
+        found[f"{about}.image"] = scan.image
+        if scan.labels is not None:
+            found[f"{about}.labels"] = scan.labels
+    return found
 
 
 def said_of(slices: Sequence[Scan], counts: Mapping[str, tuple[int, int]], settings: Settings) -> str:

@@ -142,7 +142,7 @@ def evaluate(
         check_output(out, overwrite=overwrite)
     files = read_pairs(pairs)
     pick_device(device)
-    from metreg.evaluation import begin, evaluate, write_report
+    from metreg.evaluation import begin, evaluate, transforms_of, write_report
     from metreg.methods import choose_methods, methods_of
     from metreg.report.evaluation import NAMES
 
@@ -150,9 +150,10 @@ def evaluate(
     named = metric if metric or not transforms else []
     metrics, settings = choose_methods(files, named, preset=preset, config=config, changes=more)
     methods = methods_of(metrics, transforms or [], reference)
+    transforms_of(methods, files)  # refused before anything is taken away
     if not resume:
         clear_folder(out, NAMES)
-    begin(out, files, settings)
+    begin(out, settings)
     with show_steps(quiet, "evaluating") as tell:
         how: dict[str, Any] = {"device": device, "frame": frame, "label_names": label_names, "jobs": jobs, "tell": tell}
         rows = evaluate(files, methods, out, settings, **how)
