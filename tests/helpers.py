@@ -6,13 +6,29 @@ import math
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from metreg.metric.learned import LearnedMetric
+
 
 def random_field(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def curious_network(dim: int, seed: int = 0) -> LearnedMetric:
+    """A network that looks at the momentum too, in double precision, its output far enough from none to matter."""
+    from metreg.config import LearnedSettings, MetricSettings, NetworkSettings
+    from metreg.metric.learned import LearnedMetric
+
+    settings = LearnedSettings(network=NetworkSettings(momentum_input=True, width=6, kernel=3))
+    model = LearnedMetric(dim, MetricSettings(), settings, torch.Generator().manual_seed(seed)).double().eval()
+    with torch.no_grad():
+        model.network.layers[-1].weight.fill_(0.15)  # type: ignore[union-attr, operator]
+    return model
 
 
 def adjoint_gap(a: Callable[[Tensor], Tensor], a_transposed: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> float:

@@ -218,6 +218,49 @@ def test_the_reference_lists_every_setting_with_its_default() -> None:
     assert "| `solve.regularity` | `350.0` | number from 0 |" in page
 
 
+def choices_of_the_paper() -> list[list[str]]:
+    """The cells of the table of choices, but for its headings."""
+    page = (DOCS / "explanation" / "paper.md").read_text(encoding="utf-8")
+    lines = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| **")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in rows if len(row) == 4][1:]
+
+
+def test_every_choice_of_the_paper_has_a_verdict() -> None:
+    rows = choices_of_the_paper()
+    assert len(rows) > 50
+    for choice, paper, ours, verdict in rows:
+        assert paper and ours, choice
+        assert re.match(r"(as in the (paper|footnote)|not said|different: )", verdict), choice
+    names = {row[0] for row in rows}
+    wanted = {"clipping", "learning rate, momenta", "differences in it", "$\\gamma$", "BatchNorm", "scale of the input"}
+    assert wanted | {"similarity", "network kept", "after the smoothing", "intensities"} <= names
+
+
+def test_the_settings_in_the_table_of_the_paper_are_those_of_its_presets() -> None:
+    """`KEY = VALUE` is what both presets have; every other name is that of a setting."""
+    import generated
+
+    from metreg.config import make_settings
+
+    known = set(generated.setting_names()) | {"learned.network"}
+    presets = [make_settings(name) for name in ("paper2d", "paper3d")]
+    compared = 0
+    for row in choices_of_the_paper():
+        for code in re.findall(r"`([^`]*)`", row[2]):
+            name, equals, value = (part.strip() for part in code.partition("="))
+            if "." in name or equals:
+                assert name in known, code
+            if equals and value != "FILE":
+                for preset in presets:
+                    found = preset.model_dump(mode="json")
+                    for part in name.split("."):
+                        found = found[part]
+                    assert found == json.loads(value), code
+                compared += 1
+    assert compared > 15
+
+
 def test_generated_pages_have_their_place() -> None:
     for name in ("verbs", "settings"):
         assert "<!-- generated -->" in (DOCS / "reference" / f"{name}.md").read_text(encoding="utf-8")

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import random_field, taylor_slope
+from helpers import curious_network, random_field, taylor_slope
 from metreg.config import FlowSettings, MetricSettings, SimilaritySettings, SolveSettings
-from metreg.energy import Objective, Scene
+from metreg.energy import Objective, Problem, Scene
 from metreg.grid import Grid
 from metreg.similarity import Similarity
 from metreg.solve.register import make_metric
@@ -68,3 +68,44 @@ def test_both_ways_it_is_the_same_energy_with_the_images_exchanged_and_the_flow_
     one, other = similarity_of(*images, m, both_ways=False), similarity_of(*images[::-1], -m, both_ways=False)
     assert not torch.isclose(one, other)
     torch.testing.assert_close(there, (one + other) / 2)
+
+
+def curious_problem(dim: int) -> Problem:
+    """A pair whose weights, and what they cost, depend on the momentum."""
+    grid = Grid.unit_cube((17, 16, 15)[:dim])
+    scene = Scene(smooth_image(grid, 0.0), smooth_image(grid, 0.05), grid, grid.coarsen(0.5))
+    weights_of = curious_network(dim).weights_of(scene.source, grid.coarsen(0.6))
+    metric = make_metric(scene.map_grid, MetricSettings(), like=scene.source, weights=weights_of)
+    objective = Objective(Similarity(SimilaritySettings(name="ncc")), FlowSettings(steps=5), SolveSettings(regularity=3.0))
+    return Problem(objective, metric, scene)
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_the_slope_goes_through_weights_that_look_at_the_momentum(dim: int) -> None:
+    """Against differences of the whole energy, what weights cost included."""
+    problem = curious_problem(dim)
+    shape = (1, dim, *problem.map_grid.shape)
+    m, direction = (0.5 * random_field(*shape, seed=seed) for seed in (1, 2))
+    found = problem.slope(m, None)
+    assert float(found.energy.transport) > 0 and float(found.energy.variation) > 0
+
+    def energy(at: Tensor) -> float:
+        return float(problem.objective(at, problem.metric, problem.scene).total())
+
+    assert energy(m) == pytest.approx(float(found.energy.total()), rel=1e-12)
+    slope = float((found.gradient * direction).sum())
+    quotient = (energy(m + 1e-7 * direction) - energy(m - 1e-7 * direction)) / 2e-7  # kinks lie further apart
+    assert slope == pytest.approx(quotient, rel=1e-5)
+    still = Problem(problem.objective, problem.metric.at(m), problem.scene).slope(m, None)
+    partial = float((still.gradient * direction).sum())
+    assert abs(partial - quotient) > 0.01 * abs(quotient)  # what is left out where weights are taken as they are
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_the_product_of_such_a_search_is_symmetric_positive_and_inverted_exactly(dim: int) -> None:
+    product = curious_problem(dim).product
+    shape = (1, dim, *product.gaussians.grid.shape)
+    a, b = random_field(*shape, seed=1), random_field(*shape, seed=2)
+    torch.testing.assert_close((a * product.sharp(b)).sum(), (product.sharp(a) * b).sum())
+    torch.testing.assert_close(product.flat(product.sharp(a)), a)
+    assert float((a * product.sharp(a)).sum()) > 0

@@ -13,19 +13,25 @@ from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import nibabel as nib
 import numpy as np
 import pytest
+import torch
 
 from conftest import bend, bent_picture, centred, picture
 from helpers import children_of, is_running, wait_until
-from metreg.choice import USUAL
+from metreg.choice import BRAIN, MEAN
 from metreg.cli import main
+from metreg.config import LearnedSettings, MetricSettings
 from metreg.data.transforms import Affine, Field, Transform, write_transform
 from metreg.grid import world_points
-from metreg.metric.store import load_metric, metric_path, save_metric
+from metreg.metric.learned import LearnedMetric
+from metreg.metric.store import MetricFile, load_metric, metric_path, save_metric
+from metreg.pipeline import register
 from metreg.processes import TERMINATED
+from metreg.results import Result
 
 SHAPE = (26, 28, 24)
 AFFINE = centred(np.diag([-3.0, 3.0, 3.0]), SHAPE)
@@ -125,7 +131,7 @@ def test_a_replaced_image_and_a_retrained_metric_are_refused_and_the_rest_is_kep
     data, out, metric = tmp_path / "data", tmp_path / "out", tmp_path / "lr=0.1" / "metric.safetensors"
     shutil.copytree(folder, data)
     metric.parent.mkdir()
-    learned = load_metric(metric_path(USUAL))
+    learned = load_metric(metric_path(BRAIN))
     save_metric(metric, learned)
     words: list[object] = ["evaluate", data / "pairs.csv", "-o", out, "--metric", metric, "--frame", "ras", "-q"]
     words += ["--transforms", f"true={data / 'true'}", "--no-affine", "--device", "cpu"]
@@ -205,6 +211,57 @@ def test_processes_side_by_side_find_what_one_finds(
     for mine, other in zip(one, two, strict=True):
         assert float(mine["target_overlap"]) == pytest.approx(float(other["target_overlap"]), abs=1e-3)
         assert mine["folds"] == other["folds"]
+
+
+def save_learned(path: Path, intensity: tuple[float, ...]) -> Path:
+    """A network as it begins, with an average quantile function of its own."""
+    model = LearnedMetric(3, MetricSettings(), LearnedSettings(), torch.Generator().manual_seed(0)).eval()
+    save_metric(path, MetricFile(model, 78.0, (6.0, 6.0, 6.0), intensity=intensity))
+    return path
+
+
+def test_all_metrics_see_the_same_intensities(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of the first learned one; the table says so, and which metric was trained with others."""
+    shares = np.linspace(0, 1, 101)
+    first = save_learned(tmp_path / "first.safetensors", tuple(np.sqrt(shares)))
+    second = save_learned(tmp_path / "second.safetensors", tuple(shares**2))
+    seen = {}
+
+    def listen(*args: object, **options: Any) -> Result:
+        result = register(*args, **options)
+        seen[options["metric"]] = result.pair.source, result.pair.target
+        return result
+
+    monkeypatch.setattr("metreg.evaluation.register", listen)
+    few = ["--no-affine", "--set", "solve.iterations=[1,1,0]", "--device", "cpu", "--frame", "ras"]
+    lines = (folder / "pairs.csv").read_text().splitlines()[:2]
+    (folder / "one.csv").write_text("\n".join(lines) + "\n")
+    metrics = ["--metric", "global", "--metric", f"A={first}", "--metric", f"B={second}", "--metric", f"mean={MEAN}{first}"]
+    assert run(monkeypatch, "evaluate", folder / "one.csv", "-o", tmp_path / "out", *metrics, *few) == 0
+    for images in seen.values():
+        for mine, other in zip(images, seen["global"], strict=True):
+            assert torch.equal(mine, other)
+    changes = {"solve.iterations": [1, 1, 0], "affine.kind": "none"}
+    alone = register(folder / "a.nii.gz", folder / "b.nii.gz", metric="global", changes=changes, device="cpu")
+    brighter = seen["global"][0] - alone.pair.source
+    assert float(brighter.max()) > 0.1  # a root in place of the image's own quantiles
+    rows = {row["method"]: row for row in read_rows(tmp_path / "out")}
+    assert {rows[name]["intensities"] for name in ("global", "A", "mean")} == {f"as {first}"}
+    assert rows["B"]["intensities"] == f"as {first}, not as in its training"
+    cost = (tmp_path / "out" / "cost.md").read_text(encoding="utf-8")
+    assert "| intensities |" in cost.splitlines()[0] and "not as in its training" in cost
+    assert f'intensity = "{first}"' in (tmp_path / "out" / "settings.toml").read_text(encoding="utf-8")
+    words = ["--metric", "global", "--set", "intensity=nobody", *few]
+    assert run(monkeypatch, "evaluate", folder / "one.csv", "-o", tmp_path / "bad", *words) == 2
+    told = capsys.readouterr().err
+    assert "intensity: unknown 'nobody'; use metric, own, brain-t1 or a metric file" in told
+
+
+def read_rows(out: Path) -> list[dict[str, Any]]:
+    """The records of an evaluation of one pair."""
+    return [json.loads(path.read_text(encoding="utf-8"))["row"] for path in (out / "runs").glob("*/0001.json")]
 
 
 def test_a_killed_worker_is_told_in_one_line_and_the_run_can_be_resumed(

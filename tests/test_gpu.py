@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers import random_field
+from helpers import curious_network, random_field
 from metreg.config import AffineSettings, make_settings
 from metreg.data.formats import Image
 from metreg.evaluate.rings import RingBatch
@@ -21,6 +21,7 @@ from metreg.similarity.lncc import lncc
 from metreg.similarity.mi import mutual_information
 from metreg.similarity.ncc import ncc
 from metreg.solve.affine import align
+from metreg.solve.multiscale import map_grid_of
 from metreg.solve.register import make_metric, register_pair
 from metreg.synthetic import ring_pair
 
@@ -101,3 +102,18 @@ def test_transport_follows_its_input_to_the_device_and_dtype() -> None:
     v = (0.1 * random_field(1, 2, 5, 6)).cuda()
     moved = transport(grid.points(v).expand_as(v), v, grid, 3)
     assert moved.is_cuda and moved.dtype == torch.float64
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "lbfgs"])
+def test_weights_that_look_at_the_momentum_as_on_the_cpu(optimiser: str) -> None:
+    pair = ring_pair(torch.Generator().manual_seed(0))
+    seen = map_grid_of(pair.grid, 0.5)
+    changes = {"solve.optimiser": optimiser, "solve.iterations": [4], "solve.local_iterations": [25]}
+    settings = make_settings("paper2d", changes=changes)
+    energies = []
+    for device in ("cpu", "cuda"):
+        model = curious_network(2).float().to(device)
+        source, target = pair.source.to(device), pair.target.to(device)
+        found = register_pair(source, target, pair.grid, settings, weights=model.weights_of(source, seen))
+        energies.append(sum(found.energy.values()))
+    assert energies[1] == pytest.approx(energies[0], rel=0.05)

@@ -9,7 +9,7 @@ import pytest
 
 from metreg.bench.tools import tools_of
 from metreg.checks import MetregError
-from metreg.choice import USUAL
+from metreg.choice import BRAIN
 from metreg.data.datasets import PairFiles
 from metreg.methods import find_transforms, methods_of, split_name
 from metreg.metric.store import metric_path
@@ -65,7 +65,7 @@ def test_an_inverse_is_not_the_transform_of_another_pair(tmp_path: Path) -> None
 def test_a_path_with_an_equals_sign_is_a_metric(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "lr=0.1" / "metric.safetensors"
     path.parent.mkdir(parents=True)
-    shutil.copy(metric_path(USUAL), path)
+    shutil.copy(metric_path(BRAIN), path)
     for given in (str(path), f"mean:{path}"):
         assert split_name(given) == ("", given)
     assert split_name(f"mine={path}") == ("mine", str(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,15 @@ import pytest
 import torch
 
 from conftest import bent_picture, centred, picture
+from helpers import curious_network
 from metreg.config import make_settings
 from metreg.evaluate.rings import RingBatch
 from metreg.grid import Array
 from metreg.learn.train import train
 from metreg.pipeline import register
 from metreg.results import Result
+from metreg.solve.multiscale import map_grid_of
+from metreg.solve.register import register_pair
 from metreg.synthetic import ring_pair
 from pretend_gpu import OnGpu, pretended_gpu
 
@@ -79,3 +83,20 @@ def test_learning(preset: str, tmp_path: Path) -> None:
         model, progress = train(pairs, settings, tmp_path, device=gpu)
     assert all(isinstance(p.data, OnGpu) for p in model.network.parameters())
     assert np.isfinite([record["total"] for record in progress.history]).all()
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "lbfgs"])
+def test_weights_that_look_at_the_momentum(optimiser: str) -> None:
+    pair = ring_pair(torch.Generator().manual_seed(0))
+    seen = map_grid_of(pair.grid, 0.5)
+    changes = {"solve.optimiser": optimiser, "solve.iterations": [4], "solve.local_iterations": [6]}
+    settings = make_settings("paper2d", changes=changes)
+    energies = []
+    for place in ("cpu", "cuda"):
+        with pretended_gpu() if place == "cuda" else nullcontext() as gpu:
+            model = curious_network(2).float().to(gpu or "cpu")
+            source, target = (image.to(gpu or "cpu") for image in (pair.source, pair.target))
+            found = register_pair(source, target, pair.grid, settings, weights=model.weights_of(source, seen))
+        energies.append(sum(found.energy.values()))
+    assert found.energy["transport"] > 0
+    assert energies[1] == pytest.approx(energies[0], rel=0.05)

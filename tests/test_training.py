@@ -20,7 +20,7 @@ from metreg.data.intensity import match, quantile_function, standardise
 from metreg.data.tensors import write_tensors
 from metreg.learn.checkpoint import FORMAT as CHECKPOINT
 from metreg.learn.checkpoint import check_checkpoint
-from metreg.metric.store import load_metric
+from metreg.metric.store import load_metric, metric_path
 from metreg.training import prepare, train_metric
 
 CPU = torch.device("cpu")
@@ -92,6 +92,25 @@ def test_images_are_aligned_to_one_template_and_matched_in_intensity(images: Pat
     assert correlation.min() > 0.9
     with pytest.raises(MetregError, match=r"without an alignment .* got \(24, 22, 21\)"):
         prepare(files, images / "0.nii.gz", short(**{"affine.kind": "none"}))
+
+
+def test_images_of_a_training_are_matched_to_another_average_on_request(images: Path) -> None:
+    files = find_pairs(images)[:1]
+    own = prepare(files, images / "0.nii.gz", short(intensity="own"))
+    assert own.standard == ()
+    given = metric_path("brain-t1")
+    other = prepare(files, images / "0.nii.gz", short(intensity=str(given)))
+    assert other.standard == load_metric(given).intensity
+    assert not torch.allclose(own.pairs.images, other.pairs.images)
+
+
+def test_a_training_of_no_epochs_gives_the_average_of_the_intensities(images: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    metric = train_metric(find_pairs(images), run, short(**{"train.epochs": [0, 0]}), device=CPU)
+    assert len(metric.intensity) == 101 and load_metric(run / "metric.safetensors").intensity == metric.intensity
+    assert not (run / "report.html").exists()
+    other = prepare(find_pairs(images)[:1], images / "0.nii.gz", short(intensity=str(run / "metric.safetensors")))
+    assert other.standard == metric.intensity
 
 
 def test_intensities_are_matched_to_a_standard() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,8 +10,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from metreg.checks import MetregError
+from metreg.nested import merge, nest, read_toml, split_change
 from metreg.presets import PRESETS
 
+AS_TRAINED, OWN_RANGE = "metric", "own"
+"""Of intensities: as in the training of the metric, or each image by its own range."""
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Width = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
@@ -69,7 +71,8 @@ class NetworkSettings(_Settings):
     kernel: Annotated[Odd, Field(ge=1)] = 5
     """Width of every convolution in voxels, odd."""
     momentum_input: bool = False
-    """Whether the network looks at the momentum beside the source."""
+    """Whether the network looks at the momentum beside the source. Training with `sgd` knows how weights change with the
+    momentum; `lbfgs` takes the momentum that the network sees for fixed during a turn."""
 
 
 class LearnedSettings(_Settings):
@@ -90,6 +93,11 @@ class LearnedSettings(_Settings):
     """lambda_TV: the price of weights that vary."""
     variation_kind: Literal["tv", "h1"] = "tv"
     """`tv`: total variation, cheap at the image's edges. `h1`: squared gradients."""
+    differences: Literal["forward", "central"] = "forward"
+    """By which differences the gradients of weights and image are taken for that price. `central` ones do not see weights
+    that change from voxel to voxel and back."""
+    edge: NotNegative = 2.0
+    """alpha of the edge weight 1 / (1 + alpha |grad I|), times the voxel size: how cheap a step of the image makes it."""
     range: NotNegative = 1.0
     """The price of weights that the clamps have to hold."""
 
@@ -197,11 +205,14 @@ class TrainSettings(_Settings):
     steps: Count = 5
     """Steps on a batch before the next one (sgd); iterations on the momenta after a step of the network (lbfgs)."""
     momentum_rate: Positive = 0.7
-    """Learning rate of the momenta, each with its gradient clipped for itself (sgd)."""
+    """Learning rate of the momenta (sgd)."""
     network_rate: Positive = 0.01
     """Learning rate of the network, its gradient clipped after summing over the batch."""
     clip: Positive = 1.0
-    """Largest norm of either gradient."""
+    """Largest norm of the gradient of the momenta, and of that of the network."""
+    clip_over: Literal["pair", "batch"] = "pair"
+    """Whose momenta have that norm (sgd): each pair's its own, so that no pair depends on its batch; or all of a batch
+    together, for which the learning rate of the momenta has to grow with the root of the batch."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Nesterov momentum of both."""
     weight_decay: NotNegative = 1e-5
@@ -210,6 +221,8 @@ class TrainSettings(_Settings):
     """By this factor both learning rates fall ..."""
     plateau_patience: Count = 10
     """... after so many epochs without progress."""
+    keep: Literal["best", "last"] = "best"
+    """Which network becomes the metric: that of the epoch with the lowest mean energy, or the last one."""
     memory_gb: Positive | None = None
     """Most memory for the momenta of all pairs; beyond it they live on disk. None: half of what is free."""
 
@@ -238,6 +251,11 @@ class Settings(_Settings):
     """The reference length, in which sigma counts: 0.05 of 200 mm is 10 mm. None: the longest side of what FIXED shows."""
     unit_cube: bool = False
     """The paper's coordinates: every axis runs from 0 to 1, whatever the voxel size."""
+    intensity: Annotated[str, Field(min_length=1)] = AS_TRAINED
+    """What intensities are matched to. `metric`: the average over the images that the learned metric was trained on, and
+    in a training over those it trains on; without a learned metric each image has its own range. `own`: that always. Or
+    the name or file of a metric: its average. `evaluate` and `bench peers` take that of the first learned metric for all
+    methods; metrics that are to be compared are best trained with one and the same."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Of everything random."""
     metric: MetricSettings = MetricSettings()
@@ -267,16 +285,16 @@ def make_settings(
     `usual` settings, with a preset of their own, are those to begin with where none of these names a preset.
     """
     config = None if config is None else Path(config)
-    values = _read_toml(config) if config else {}
-    items = dict(changes.items() if isinstance(changes, Mapping) else [_split(change) for change in changes])
+    values = read_toml(config) if config else {}
+    items = dict(changes.items() if isinstance(changes, Mapping) else [split_change(change) for change in changes])
     preset = preset or items.pop("preset", None) or values.get("preset")
     usual = usual or {} if preset is None else {}
     preset = preset or usual.get("preset", "default")
     if not isinstance(preset, str) or preset not in PRESETS:
         raise MetregError(f"preset: unknown '{preset}'; use one of {', '.join(PRESETS)}")
-    merged = _merge(_merge(_merge(PRESETS[preset], usual), values), {"preset": preset})
+    merged = merge(merge(merge(PRESETS[preset], usual), values), {"preset": preset})
     for key, value in items.items():
-        merged = _merge(merged, _nest(key, value))
+        merged = merge(merged, nest(key, value))
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:
@@ -287,7 +305,7 @@ def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     """The same settings but for some, named by dotted keys."""
     values = settings.model_dump(exclude_unset=True)
     for key, value in changes.items():
-        values = _merge(values, _nest(key, value))
+        values = merge(values, nest(key, value))
     return Settings.model_validate(values)
 
 
@@ -302,39 +320,6 @@ def is_set(settings: Settings, key: str, *, otherwise: Any) -> bool:
     value = getattr(model, name)
     of_preset = name in preset and getattr(type(model)(**{name: preset[name]}), name) == value
     return name in model.model_fields_set and not of_preset and value != otherwise
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise MetregError(f"config: cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise MetregError(f"config: {path} is not a TOML file: {error}") from None
-
-
-def _split(change: str) -> tuple[str, Any]:
-    key, equals, text = change.partition("=")
-    if not equals or not key.strip():
-        raise MetregError(f"--set: wanted key=value, got '{change}'; e.g. --set solve.regularity=10")
-    try:
-        value = tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()
-    return key.strip(), value
-
-
-def _nest(key: str, value: Any) -> dict[str, Any]:
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return dict(value)
-
-
-def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    both = {
-        k: _merge(base[k], v) if isinstance(v, Mapping) and isinstance(base.get(k), Mapping) else v for k, v in over.items()
-    }
-    return {**base, **both}
 
 
 def _explain(error: ValidationError, config: Path | None) -> str:

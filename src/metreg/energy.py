@@ -14,9 +14,9 @@ from metreg.config import FlowSettings, SolveSettings
 from metreg.flow.maps import folding
 from metreg.flow.stationary import FASTEST, flow
 from metreg.grid import Grid
-from metreg.metric.base import Metric
-from metreg.metric.learned import Penalties
-from metreg.metric.multi_gaussian import MultiGaussian
+from metreg.metric.base import Penalties
+from metreg.metric.gaussian import InvertibleKernel
+from metreg.metric.multi_gaussian import MultiGaussian, default_weights
 from metreg.similarity import Similarity
 
 
@@ -66,18 +66,22 @@ class Objective:
         """For the way back: a similarity remembers what it compares with."""
         return Similarity(self.similarity.settings)
 
-    def __call__(self, m: Tensor, metric: Metric, scene: Scene, penalties: Penalties | None = None) -> Energy:
+    def __call__(self, m: Tensor, metric: MultiGaussian, scene: Scene, penalties: Penalties | None = None) -> Energy:
         """The energy of momenta m (B, D, *S), by term."""
         return self.at(m, metric, scene, penalties).energy
 
     def at(
-        self, m: Tensor, metric: Metric, scene: Scene, penalties: Penalties | None = None, steps: int | None = None
+        self, m: Tensor, metric: MultiGaussian, scene: Scene, penalties: Penalties | None = None, steps: int | None = None
     ) -> Point:
-        """The energy and the speed of the flow; `steps` fixes the number of time steps, whatever the speed."""
+        """The energy and the speed of the flow; `steps` fixes the number of time steps, whatever the speed.
+
+        `penalties` are what the weights cost; without them, what the metric says of it.
+        """
+        metric = metric.at(m)
         v, norm, speeds = metric.motion(m)
         similarity, folds = self.carried(v, scene, steps)
         free = nothing(scene.map_grid, m)
-        costs = penalties or Penalties(free, free, free)
+        costs = penalties or metric.penalties or Penalties(free, free, free)
         return Point(Energy(similarity, self.solve.regularity * norm, *costs, folds), speeds)
 
     def carried(self, v: Tensor, scene: Scene, steps: int | None = None) -> tuple[Tensor, Tensor]:
@@ -114,9 +118,11 @@ class Slope(NamedTuple):
     energy: Energy
     speed: Tensor
     v: Tensor
-    """The velocity K m."""
+    """K m, with K the kernel of the inner product <a, b> = a . K b in which the search goes down: the velocity, where that
+    is the metric's own.
+    """
     ascent: Tensor
-    """The gradient in the metric's own inner product <a, b> = a . K b."""
+    """The gradient in that inner product."""
     gradient: Tensor
     """The gradient by the momenta, K ascent."""
 
@@ -150,10 +156,11 @@ class Problem:
 
     def slope(self, m: Tensor, steps: int | None) -> Slope:
         """By hand where it is simple: d<m, K m> = 2 K m, and what depends on v alone has the gradient K dE/dv."""
+        if self.metric.looks_at_momentum:
+            return self._whole_slope(m, steps)
         grid, regularity = self.scene.map_grid, self.objective.solve.regularity
         with torch.no_grad():
-            metric = self.metric.at(m)
-            v, norm, speeds = metric.motion(m)
+            v, norm, speeds = self.metric.motion(m)
             if steps is None and not bool((speeds < FASTEST).all()):
                 return too_far(m, v, speeds)
         with torch.enable_grad():
@@ -165,4 +172,30 @@ class Problem:
             free = nothing(grid, m)
             ascent = by_v.add_(m, alpha=2 * regularity * grid.cell_volume)
             terms = (similarity.detach(), regularity * norm, free, free, free, folds.detach())
-            return Slope(Energy(*terms), speeds, v, ascent, metric.sharp(ascent))
+            return Slope(Energy(*terms), speeds, v, ascent, self.metric.sharp(ascent))
+
+    @cached_property
+    def product(self) -> InvertibleKernel:
+        """The kernel of the inner product of a search whose metric changes with the momentum.
+
+        In the metric's own product the ascent a, K a = dE/dm, is known in closed form only where K stays as it is. This one
+        is near to it in the mean, does not change, and is inverted exactly: so all products that L-BFGS remembers fit
+        together, and every direction leads down.
+        """
+        gaussians = self.metric.gaussians
+        return InvertibleKernel(gaussians.grid, gaussians.sigma, default_weights(gaussians.sigma))
+
+    def _whole_slope(self, m: Tensor, steps: int | None) -> Slope:
+        """By automatic differentiation: weights that look at the momentum, and what they cost, have a slope too."""
+        with torch.enable_grad():
+            m = m.detach().requires_grad_()
+            metric = self.metric.at(m)
+            v, norm, speeds = metric.motion(m)
+            if steps is None and not bool((speeds < FASTEST).all()):
+                return too_far(m.detach(), m.detach(), speeds)  # v and ascent are not looked at there
+            similarity, folds = self.objective.carried(v, self.scene, steps)
+            assert metric.penalties is not None, "weights that look at the momentum come with what they cost"
+            energy = Energy(similarity, self.objective.solve.regularity * norm, *metric.penalties, folds)
+            (gradient,) = torch.autograd.grad(energy.total().sum(), m)
+        values = Energy(*[term.detach() for term in energy])
+        return Slope(values, speeds, self.product.sharp(m.detach()), self.product.flat(gradient), gradient)

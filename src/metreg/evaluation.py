@@ -28,7 +28,7 @@ from metreg.evaluate.measure import Case, measure, open_case
 from metreg.grid import Array
 from metreg.inputs import FORMAT, Inputs, record_of
 from metreg.interpolate import downsample
-from metreg.methods import Method, facts_beside, find_transforms, inverse_beside
+from metreg.methods import Method, facts_beside, find_transforms, intensities_of, inverse_beside, with_one_intensity
 from metreg.pipeline import read_label_names, register, version_of
 from metreg.report.evaluation import Published, badness, write_evaluation
 from metreg.results import Result
@@ -69,6 +69,7 @@ def evaluate(
     `jobs` processes each take a pair at a time; they share the cores, and the GPU if there is one.
     """
     names = read_label_names(label_names)
+    settings = with_one_intensity([method.metric for method in methods if method.metric is not None], settings)
     transforms = transforms_of(methods, files)
     inputs = Inputs(files, methods, transforms, names, frame)
     inputs.check(out)
@@ -209,6 +210,7 @@ class _Work:
             "seconds": self.alignment[1] + sum(result.facts["seconds"].values()),
             **{name: value for name, value in result.facts.items() if "memory" in name},
             "metric_licence": result.metric_licence,
+            "intensities": intensities_of(result.metric, result.settings),
             "mean_weights": [float(w[shown[0]].mean()) for w in metric.local_weights()[0]],
             "sigma_mm_by_label": regions,
         }

@@ -10,10 +10,10 @@ from typing import Any
 
 from metreg.checks import MetregError
 from metreg.choice import GLOBAL, MEAN, Seen, choose, open_metric, refuse_others
-from metreg.config import Settings, make_settings
+from metreg.config import AS_TRAINED, Settings, changed, make_settings
 from metreg.data.datasets import PairFiles
 from metreg.data.io import read_image, read_mask
-from metreg.metric.store import shipped_names
+from metreg.metric.store import shipped_names, standard_of
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def choose_methods(
     for given, metric in learned.items():
         if metric is not None:
             refuse_others(settings, metric, given)
-    return metrics, settings
+    return metrics, with_one_intensity([split_name(given)[1] for given in metrics], settings)
 
 
 def _images_of(pair: PairFiles) -> Seen:
@@ -61,6 +61,29 @@ def _images_of(pair: PairFiles) -> Seen:
     moving_mask = None if pair.moving_mask is None else read_mask(pair.moving_mask, moving, "moving mask")
     fixed_mask = None if pair.fixed_mask is None else read_mask(pair.fixed_mask, fixed, "fixed mask")
     return [(moving, moving_mask), (fixed, fixed_mask)]
+
+
+def with_one_intensity(metrics: Sequence[str], settings: Settings) -> Settings:
+    """Settings with which all metrics see the same intensities, or a comparison would not be one of metrics alone.
+
+    They are those of the first learned metric, unless the settings name others.
+    """
+    if settings.intensity != AS_TRAINED:
+        standard_of(settings.intensity, ())  # an unknown one is told before any work
+        return settings
+    learned = [metric for metric in metrics if open_metric(metric) is not None]
+    return changed(settings, {"intensity": learned[0].removeprefix(MEAN)}) if learned else settings
+
+
+def intensities_of(metric: str, settings: Settings) -> str:
+    """What a table says of the intensities that a metric saw."""
+    learned = open_metric(metric)
+    trained: tuple[float, ...] = () if learned is None else learned.intensity
+    standard = standard_of(settings.intensity, trained)
+    said = "own range"
+    if standard:
+        said = f"as {metric.removeprefix(MEAN) if settings.intensity == AS_TRAINED else settings.intensity}"
+    return said if learned is None or standard == trained else f"{said}, not as in its training"
 
 
 def methods_of(metrics: Sequence[str], transforms: Sequence[str], reference: str | None = None) -> list[Method]:

@@ -33,7 +33,7 @@ from metreg.folder import import_writers
 from metreg.grid import Array
 from metreg.interpolate import downsample
 from metreg.kernels import load_kernels
-from metreg.metric.store import MetricFile
+from metreg.metric.store import MetricFile, standard_of
 from metreg.results import Result
 from metreg.solve.affine import align
 from metreg.solve.multiscale import map_grid_of
@@ -107,6 +107,7 @@ def register(
     if choice.reason:
         log.info(choice.line)
     metric, learned, settings = choice.metric, choice.learned, choice.settings
+    standard = standard_of(settings.intensity, () if learned is None else learned.intensity)
     command = _command(moving, fixed, {"metric": metric, **given, "fill": None if fill is None else str(fill)})
     local = None if weights is None else match_planes(read_weights(weights, source, len(settings.metric.sigma)), source)
     outside = fill_value(source.values, fill)
@@ -133,7 +134,7 @@ def register(
         moving_mask=source_mask,
         fixed_mask=target_mask,
         weights=local,
-        standard=() if learned is None else learned.intensity,
+        standard=standard,
     )
     clock.lap("prepare")
     registration = register_pair(

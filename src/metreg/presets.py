@@ -8,6 +8,9 @@ from typing import Any
 def _paper(
     *, steps: int, map_factor: float, rates: tuple[float, float], iterations: tuple[int, int], train: dict[str, Any]
 ) -> dict[str, Any]:
+    """The paper's settings. Where they are others than it says, as the rates of the momenta, docs/explanation/paper.md says
+    why, and which settings have its own.
+    """
     momentum_rate, network_rate = rates
     return {
         "unit_cube": True,
@@ -54,14 +57,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper2d": _paper(
         steps=20,
         map_factor=0.5,
-        rates=(0.02, 0.025),
+        rates=(0.02, 0.025),  # the paper: 0.1 for momenta that are clipped together, 100 pairs at a time
         iterations=(250, 500),
         train={"epochs": [50, 100], "batch": 100},
     ),
     "paper3d": _paper(
         steps=10,
         map_factor=0.4,
-        rates=(0.7, 0.25),
+        rates=(0.7, 0.25),  # the paper: 1.0, two pairs at a time
         iterations=(150, 300),
         train={"epochs": [25, 50], "batch": 2},
     ),

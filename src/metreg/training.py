@@ -34,7 +34,7 @@ from metreg.learn.checkpoint import check_checkpoint
 from metreg.learn.pairs import TrainingPairs
 from metreg.learn.train import LOG, read_log, train
 from metreg.metric.learned import LearnedMetric
-from metreg.metric.store import MetricFile, save_metric, used_of
+from metreg.metric.store import MetricFile, save_metric, standard_of, used_of
 from metreg.pipeline import version_of
 from metreg.report.planes import Plane, plane_of_map
 from metreg.report.training import training_page
@@ -156,7 +156,7 @@ def train_metric(
     )
     with whole_file(run / "metric.safetensors", overwrite=True) as path:
         save_metric(path, metric)
-    if not over:
+    if history and not over:  # without an epoch there is only the average of the intensities
         examples = _examples(model, prepared, files, settings, run, progress.generation)
         widths = [sigma * grid.length_mm for sigma in settings.metric.sigma]
         page = training_page(metric.summary, history, examples, widths, settings, shlex.join(sys.argv))
@@ -175,25 +175,26 @@ def prepare(
     tell: Callable[[str], None] = lambda line: None,
 ) -> Prepared:
     """Every image once, aligned to the template, its intensities matched to the average quantile function of all."""
+    standard_of(settings.intensity, ())  # an unknown one is told before any work
     target = read_image(template, "template")
     grid = domain_of(target, settings)
     wanted = sorted({(p.moving, p.moving_mask) for p in files} | {(p.fixed, p.fixed_mask) for p in files}, key=str)
     number = {key: i for i, key in enumerate(wanted)}
     opened = [_read(path, mask, target, settings) for path, mask in wanted]
     quantiles = [quantile_function(image.scaled_in(m), None if m is None else m.values) for image, m in opened]
-    standard = np.mean(quantiles, axis=0)
+    standard = standard_of(settings.intensity, np.mean(quantiles, axis=0).tolist())
     images, masks = [], []
     while opened:
         image, mask = opened.pop(0)
         affine = align(image, target, settings.affine, moving_mask=mask, length_mm=grid.length_mm, device=device)
-        f, known = bring(image, mask, affine, grid, torch.device("cpu"), standard.tolist())
+        f, known = bring(image, mask, affine, grid, torch.device("cpu"), standard)
         images.append(f)
         masks.append(known)
         tell(f"aligned {len(images)} of {len(wanted)} images")
     known = torch.cat(masks)
     index = torch.tensor([[number[p.moving, p.moving_mask], number[p.fixed, p.fixed_mask]] for p in files])
     everywhere = bool((known == 1).all())
-    return Prepared(TrainingPairs(torch.cat(images), index, grid, None if everywhere else known), tuple(standard.tolist()))
+    return Prepared(TrainingPairs(torch.cat(images), index, grid, None if everywhere else known), standard)
 
 
 def _read(path: Path, mask: Path | None, template: Image, settings: Settings) -> tuple[Image, Image | None]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from metreg.checks import MetregError
-from metreg.choice import USUAL
+from metreg.choice import BRAIN
 from metreg.data.resume import check_resume, content_of, contents_of, differences, write_record
 from metreg.metric.store import load_metric, metric_path, save_metric
 
@@ -32,7 +32,7 @@ def test_content_counts_and_not_date_or_name(tmp_path: Path) -> None:
 
 def test_a_metric_that_is_written_again_is_the_same(tmp_path: Path) -> None:
     """Though safetensors writes its header in another order every time."""
-    learned = load_metric(metric_path(USUAL))
+    learned = load_metric(metric_path(BRAIN))
     path = tmp_path / "metric.safetensors"
     found = []
     written = []

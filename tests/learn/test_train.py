@@ -4,8 +4,10 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,17 +18,18 @@ from metreg.config import LearnedSettings, MetricSettings, Settings, SimilarityS
 from metreg.energy import Objective, Scene
 from metreg.grid import Grid
 from metreg.interpolate import downsample
-from metreg.learn.checkpoint import load_checkpoint
+from metreg.learn.checkpoint import load_checkpoint, under
 from metreg.learn.momenta import Momenta, choose_home
 from metreg.learn.pairs import TrainingPairs
-from metreg.learn.train import train
-from metreg.learn.work import solve_for_momentum
+from metreg.learn.train import _Training, train
+from metreg.learn.work import Common, Work, solve_for_momentum
 from metreg.metric.gaussian import make_gaussians
 from metreg.metric.learned import LearnedMetric
 from metreg.metric.multi_gaussian import MultiGaussian
 from metreg.metric.simplex import to_simplex
 from metreg.metric.store import MetricFile, load_metric, save_metric
 from metreg.similarity import Similarity
+from metreg.solve.multiscale import map_grid_of
 from metreg.solve.register import make_metric
 from metreg.synthetic import ring_pair
 
@@ -244,6 +247,58 @@ def test_the_whole_energy_passes_the_taylor_test_in_network_and_momenta(what: st
     else:
         slope = taylor_slope(lambda k: energy(theta, k), m, 0.3 * random_field(*m.shape, seed=4), (1e-4, 1e-5))
     assert slope == pytest.approx(2, abs=0.15)
+
+
+def test_together_the_momenta_go_down_the_whole_slope_where_the_network_looks_at_them() -> None:
+    """The gradient of a batch in training, statistics of the batch and costs of the weights included."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        settings = short(**{"learned.network.momentum_input": True})
+        pairs = some_pairs(2)
+        map_grid = map_grid_of(pairs.grid, settings.flow.map_factor)
+        common = Common.of(settings, map_grid, CPU, torch.Generator().manual_seed(0))
+        scene = pairs.scene(torch.tensor([0, 1]), map_grid, CPU)
+        scene = replace(scene, source=scene.source.double(), target=scene.target.double())
+        work = Work(common, scene, local=True)
+        m = 0.2 * random_field(*work.m.shape, seed=1)
+        slope = taylor_slope(
+            lambda m: work._energy(m).energy.total().sum(), m, random_field(*m.shape, seed=2), (1e-4, 1e-5)
+        )
+    finally:
+        torch.set_default_dtype(before)
+    assert slope == pytest.approx(2, abs=0.15)
+
+
+@pytest.mark.parametrize("over", ["pair", "batch"])
+def test_gradients_of_momenta_are_clipped_pair_by_pair_or_all_together(over: str, tmp_path: Path) -> None:
+    """After one step from zero a momentum is as long as the learning rate and Nesterov's momentum make one of norm one."""
+    settings = short(**{"train.clip_over": over, "train.epochs": [1, 0], "train.batch": 4, "train.steps": 1})
+    train(some_pairs(4), settings, tmp_path, device=CPU)
+    momenta = torch.from_numpy(np.load(tmp_path / "momenta-1.npy")[0])
+    step = settings.train.momentum_rate * (1 + settings.train.momentum)
+    lengths = momenta.flatten(1).norm(dim=1)
+    if over == "pair":
+        torch.testing.assert_close(lengths, torch.full((4,), step))
+    else:
+        assert float(lengths.norm()) == pytest.approx(step, rel=1e-4) and float(lengths.max()) < step
+
+
+@pytest.mark.parametrize("keep", ["best", "last"])
+def test_the_network_kept_is_the_best_or_the_last(keep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    epoch = _Training.epoch
+
+    def worse_each_time(training: _Training, stage: int) -> dict[str, object]:
+        return {**epoch(training, stage), "total": float(training.progress.epoch)}
+
+    monkeypatch.setattr(_Training, "epoch", worse_each_time)
+    settings = short(**{"train.keep": keep, "train.epochs": [1, 3]})
+    model, _ = train(some_pairs(), settings, tmp_path, device=CPU)
+    _, tensors = load_checkpoint(tmp_path / "checkpoint.safetensors", settings)
+    wanted = under("best" if keep == "best" else "network", tensors)
+    for name, tensor in model.network.state_dict().items():
+        assert torch.equal(tensor, wanted[name])
+    assert any(not torch.equal(under("best", tensors)[name], under("network", tensors)[name]) for name in wanted)
 
 
 def test_metric_files_keep_all(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch.autograd import gradcheck
 
 from helpers import random_field
 from metreg.config import LearnedSettings, MetricSettings, NetworkSettings
+from metreg.fields import gradient
 from metreg.grid import Grid
 from metreg.interpolate import downsample, upsample
 from metreg.metric.learned import LearnedMetric
@@ -101,6 +102,29 @@ def test_edges_are_where_the_image_jumps() -> None:
     assert gamma[..., :3].min() == 1
 
 
+def test_the_papers_differences_are_on_request() -> None:
+    """Central ones see half of a step on both of its sides, and nothing of what goes up and down; alpha is a setting."""
+    grid = Grid((6, 8), (0.5, 0.25))
+    gamma = torch.ones(1, 1, 6, 8, dtype=torch.float64)
+    comb = torch.zeros(1, 1, 6, 8, dtype=torch.float64)
+    comb[..., ::2] = 1
+    central = colour_variation(comb[..., 1:-1], gamma[..., 1:-1], grid, slope_of=gradient)
+    inside = gradient(comb, grid)[..., 1:-1].abs().max()
+    assert float(inside) == 0 and float(central) < float(colour_variation(comb, gamma, grid))
+    step = torch.zeros(1, 1, 6, 8, dtype=torch.float64)
+    step[..., 4:] = 1
+    assert edge_weight(step, grid, slope_of=gradient)[0, 0, 0].tolist() == pytest.approx([1, 1, 1, 1 / 2, 1 / 2, 1, 1, 1])
+    assert edge_weight(step, grid, edge=10.0)[..., 3].unique().tolist() == [pytest.approx(1 / 11)]
+    image = torch.rand(1, 1, 6, 8, generator=torch.Generator().manual_seed(0))
+    costs = []
+    for changes in ({}, {"differences": "central"}, {"edge": 10.0}):
+        learned = LearnedSettings(smoothing=0.5, **changes)  # type: ignore[arg-type]
+        model = LearnedMetric(2, MetricSettings(), learned, torch.Generator().manual_seed(0))
+        weights = model.weights(image, grid)
+        costs.append(model.penalties(weights, model.prices(image, grid), grid).variation.item())
+    assert len(set(costs)) == 3 and costs[2] < costs[0]
+
+
 def test_gradients() -> None:
     grid = Grid((4, 3), (0.5, 0.25))
     w = torch.softmax(random_field(2, 4, 4, 3), 1).requires_grad_()
@@ -144,8 +168,10 @@ def test_a_network_that_looks_at_the_momentum_sees_it_as_in_its_training_and_giv
     source, m = torch.rand(1, 1, 41, 37), torch.rand(1, 2, *coarse.shape)
     weights_of = model.weights_of(source, seen)
     assert callable(weights_of)
-    w = weights_of(m, grid=coarse)
+    w, penalties = weights_of(m, grid=coarse)
     assert w.shape == (1, 4, *coarse.shape)
     torch.testing.assert_close(w.sum(1), torch.ones(1, *coarse.shape))
-    wanted = model.weights(downsample(source, seen), seen, upsample(m, seen)).w
-    torch.testing.assert_close(w, downsample(wanted, coarse))
+    small = downsample(source, seen)
+    wanted = model.weights(small, seen, upsample(m, seen))
+    torch.testing.assert_close(w, downsample(wanted.w, coarse))
+    torch.testing.assert_close(penalties, model.penalties(wanted, model.prices(small, seen), seen))

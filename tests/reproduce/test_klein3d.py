@@ -16,6 +16,7 @@ from metreg.checks import MetregError
 from metreg.cli import main
 from metreg.config import make_settings
 from metreg.evaluate.statistics import describe
+from metreg.metric.store import load_metric
 from metreg.reproduce import klein3d
 from metreg.reproduce.findings import CONSTANT, GLOBAL, LONG
 from metreg.reproduce.klein2009 import published, published_table, read_results
@@ -64,6 +65,10 @@ def test_the_paper_s_protocol(klein: Path, tmp_path: Path, monkeypatch: pytest.M
     assert "c/c local (published)" in (out / "test" / "jacobian.md").read_text(encoding="utf-8")
     assert "c/c local (published)" in (out / "table.md").read_text(encoding="utf-8")
     assert any("Klein et al. 2009" in claim for claim in summary["claims"])  # type: ignore[attr-defined]
+    folders = ("average", "learned_on_CUMC12", "learned_on_MGH10")
+    standards = [load_metric(out / "metrics" / name / "metric.safetensors").intensity for name in folders]
+    assert standards[0] and standards[0] == standards[1] == standards[2]  # the average over all data sets
+    assert "not as in its training" not in (out / "test" / "cost.md").read_text(encoding="utf-8")
 
     stamps = {
         path: path.stat().st_mtime_ns for path in out.rglob("*") if path.suffix == ".safetensors" or "runs" in path.parts

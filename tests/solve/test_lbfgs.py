@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from helpers import curious_network
 from metreg.config import FlowSettings, MetricSettings, SimilaritySettings, SolveSettings
-from metreg.energy import Objective, Problem, Scene
+from metreg.energy import Energy, Objective, Problem, Scene, Slope
 from metreg.grid import Grid
 from metreg.similarity import Similarity
 from metreg.solve import lbfgs
@@ -173,3 +174,36 @@ def test_time_steps_grow_with_the_speed_at_most_twofold_at_a_time() -> None:
     assert not steps.were_too_few() and steps.count == 20
     steps.begin_at(torch.tensor([1999.0]))
     assert steps.count is not None and steps.count > 900
+
+
+class Blind:
+    """The energy of a metric that looks at the momentum, with the slope that takes the weights as they are."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.map_grid = problem, problem.map_grid
+
+    def slope(self, m: Tensor, steps: int | None) -> Slope:
+        still = self.problem.metric.at(m)
+        found = Problem(self.problem.objective, still, self.problem.scene).slope(m, steps)
+        assert still.penalties is not None
+        return found._replace(energy=Energy(*found.energy[:2], *still.penalties, found.energy.folding))
+
+
+def test_weights_that_look_at_the_momentum_are_searched_down_the_whole_slope() -> None:
+    """Every step lowers the energy, and it ends lower than where half of the slope leads."""
+    given = problem([3])
+    weights_of = curious_network(2).weights_of(given.scene.source, given.map_grid)
+    metric = make_metric(given.map_grid, MetricSettings(), like=given.scene.source, weights=weights_of)
+    whole = Problem(given.objective, metric, given.scene)
+    ends = {}
+    for name, descent in (("whole", whole), ("blind", Blind(whole))):
+        m = torch.zeros(1, 2, *given.map_grid.shape, dtype=torch.float64)
+        search = Lbfgs(descent, m, TimeSteps(given.flow, m))
+        energies = []
+        for _ in range(60):
+            search.iterate()
+            energies.append(float(search.energy))
+            assert float(search.slope) < 0
+        assert energies == sorted(energies, reverse=True)
+        ends[name] = energies[-1]
+    assert ends["whole"] < 0.98 * ends["blind"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helpers import random_field
+from helpers import curious_network, random_field
 from metreg.config import FlowSettings, MetricSettings, make_settings
 from metreg.fields import speed
 from metreg.flow.maps import bernstein_minimum, certify, count_folds
@@ -30,6 +30,16 @@ def test_maps_that_fold_no_longer_do_and_the_others_stay_as_they_are(shape: tupl
     assert float(bernstein_minimum(phi_inv, grid).min()) >= MARGIN  # of all, with the time steps they share
     assert torch.equal(found[1], m[1])
     assert found[0].norm() > 0.3 * m[0].norm()
+
+
+def test_weights_that_look_at_the_momentum_stay_what_they_were_where_the_search_ended() -> None:
+    grid = Grid((24, 22), (1 / 24, 1 / 24))
+    model, source = curious_network(2), random_field(1, 1, *grid.shape)
+    metric = make_metric(grid, MetricSettings(), like=source, weights=model.weights_of(source, grid))
+    m = 12 * random_field(1, 2, *grid.shape, seed=1)
+    found, repair = repair_folds(m, metric, grid, FlowSettings())
+    assert bool(repair.repaired)
+    assert float(bernstein_minimum(flow(metric.at(m).sharp(found), grid), grid).min()) >= MARGIN
 
 
 def test_a_velocity_near_the_fastest_is_repaired_too() -> None:

@@ -47,7 +47,7 @@ def train(
     on_begin: Callable[[], None] = lambda: None,
     on_epoch: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> tuple[LearnedMetric, Progress]:
-    """Learn a metric from pairs. `run` holds the checkpoint, the momenta and the log; the network kept is the best one.
+    """Learn a metric from pairs. `run` holds the checkpoint, the momenta and the log.
 
     `first_stage`, the folder of a run on the same pairs, gives the momenta with which the second stage begins. `on_begin`
     is called once nothing can be refused any more: until then a run that is to go on is left as it is.
@@ -87,7 +87,8 @@ def _train(
                     training.momenta.reset_buffers()
     finally:
         training.finish_writing()
-    training.model.network.load_state_dict(training.best)
+    if training.settings.train.keep == "best":
+        training.model.network.load_state_dict(training.best)
     return training.model.eval(), training.progress
 
 

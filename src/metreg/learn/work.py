@@ -2,6 +2,10 @@
 
 By turns the energy is minimised as a function of velocity v and weights w, E = R(v) + lambda <v, K_w^-1 v> + penalties(w):
 L-BFGS for v under fixed weights; then a step of the network under fixed v, with K_w m = v, so dE/dw = -lambda <m, dK m>.
+
+A network that looks at the momentum too is learned exactly by the descent of all together: the gradient by the momenta goes
+through the weights. By turns it sees the momenta as they were when its turn began, as if they were a further image: each
+turn goes down a slope of its own, from which is left out how the weights change with the momenta.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from metreg.metric.learned import LearnedMetric
 from metreg.metric.multi_gaussian import MultiGaussian, border_window
 from metreg.similarity import Similarity
 from metreg.solve.lbfgs import Lbfgs
-from metreg.solve.optimise import clip_each, nesterov_step
+from metreg.solve.optimise import clip_each, clip_together, nesterov_step
 from metreg.solve.register import register_pair
 from metreg.solve.timesteps import TimeSteps
 
@@ -118,13 +122,16 @@ class Work:
         return True
 
     def _descend(self) -> None:
-        """Move the momenta, each clipped for itself, and with a local metric the network, clipped as a whole."""
+        """Move the momenta, and with a local metric the network, whose gradient is clipped as a whole."""
         train, network = self.common.settings.train, list(self.common.model.network.parameters())
         terms, speeds = self._energy(self.m)
         gradient, *shared = torch.autograd.grad(terms.total().sum(), [self.m, *network] if self.local else [self.m])
         self._note(terms, speeds)
         with torch.no_grad():
-            clip_each(gradient, train.clip)
+            if train.clip_over == "pair":
+                clip_each(gradient, train.clip)
+            else:
+                (gradient,) = clip_together([gradient], train.clip)
             rate = train.momentum_rate * self.common.rate_scale
             nesterov_step(self.m, self.buffer, gradient, rate=rate, momentum=train.momentum)
             if self.local:
@@ -178,7 +185,7 @@ class Work:
         if not self.local:
             metric = common.metric(common.model.set_point)  # type: ignore[arg-type]
             return common.objective.at(m, metric, self.scene, steps=steps)
-        weights = common.model.weights(self.small, common.map_grid, m.detach())
+        weights = common.model.weights(self.small, common.map_grid, m)  # with a gradient, if the network looks at it
         penalties = common.model.penalties(weights, self.prices, common.map_grid)
         return common.objective.at(m, common.metric(weights.w), self.scene, penalties, steps=steps)
 
@@ -189,11 +196,10 @@ class Work:
 
     def _move_network(self, gradients: list[Tensor]) -> None:
         common, train = self.common, self.common.settings.train
-        norm = torch.stack([part.norm() for part in gradients]).norm()
-        shorten = (train.clip / norm.clamp(min=1e-30)).clamp(max=1)
         rate = train.network_rate * common.rate_scale
-        for (name, p), part in zip(common.model.network.named_parameters(), gradients, strict=True):
-            decayed = shorten * part + train.weight_decay * p
+        clipped = clip_together(gradients, train.clip)
+        for (name, p), part in zip(common.model.network.named_parameters(), clipped, strict=True):
+            decayed = part + train.weight_decay * p
             nesterov_step(p, common.buffers[name], decayed, rate=rate, momentum=train.momentum)
 
 

@@ -18,6 +18,21 @@ class Motion(NamedTuple):
     """Grid cells that a pair's velocity crosses in unit time, at most, (B,). It has no gradient."""
 
 
+class Penalties(NamedTuple):
+    """What weights cost, every term already weighted, (B,)."""
+
+    transport: Tensor
+    variation: Tensor
+    range: Tensor
+
+
+class Weighting(NamedTuple):
+    """Weights of a mixture (B, N, *S) at a momentum, and what they cost there."""
+
+    w: Tensor
+    penalties: Penalties
+
+
 class Metric(Protocol):
     """A symmetric positive kernel K on vector fields."""
 

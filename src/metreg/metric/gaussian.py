@@ -13,6 +13,8 @@ from metreg.grid import Grid
 from metreg.interpolate import along_axis
 
 Realisation = Literal["separable", "fourier"]
+LEAST_GAIN = 0.01
+"""What is added to the gain of a kernel that is to be inverted, or its inverse would be all high frequencies."""
 
 
 class Gaussians(Protocol):
@@ -72,6 +74,7 @@ class FourierGaussians:
         return (root * self.each(root * f.unsqueeze(1))).sum(1)
 
     def _filter(self, f: Tensor, gain: Tensor) -> Tensor:
+        """Multiply by the gain in Fourier space."""
         return torch.fft.irfftn(torch.fft.rfftn(f, dim=self.axes) * gain, s=self.grid.shape, dim=self.axes)
 
 
@@ -122,6 +125,21 @@ class SeparableGaussians:
         for d in axes:
             f = along_axis(factors[d], f, d + 2)
         return f
+
+
+class InvertibleKernel:
+    """sum_i w_i G_i + LEAST_GAIN for constant weights w (N,), periodic: symmetric, positive, its inverse in closed form."""
+
+    def __init__(self, grid: Grid, sigma: Tensor, w: Tensor) -> None:
+        self.gaussians = FourierGaussians(grid, sigma)
+        self.gain = torch.tensordot(w, self.gaussians.gain, dims=1) + LEAST_GAIN
+
+    def sharp(self, m: Tensor) -> Tensor:
+        return self.gaussians._filter(m, self.gain)
+
+    def flat(self, v: Tensor) -> Tensor:
+        """The momentum whose velocity is v: `sharp` undone."""
+        return self.gaussians._filter(v, 1 / self.gain)
 
 
 def _factors(matrices: list[Tensor]) -> list[Tensor] | None:

@@ -11,10 +11,18 @@ from torch import Tensor, nn
 from metreg.config import LearnedSettings, MetricSettings
 from metreg.grid import Grid
 from metreg.interpolate import downsample
+from metreg.metric.base import Penalties, Weighting
 from metreg.metric.gaussian import make_gaussians
 from metreg.metric.multi_gaussian import default_weights
 from metreg.metric.network import WeightNetwork
-from metreg.metric.penalties import colour_variation, edge_weight, out_of_range, square_variation, transport
+from metreg.metric.penalties import (
+    DIFFERENCES,
+    colour_variation,
+    edge_weight,
+    out_of_range,
+    square_variation,
+    transport,
+)
 from metreg.metric.simplex import plain_softmax, to_simplex, weighted_linear_softmax
 
 EDGE_SMOOTHING = 0.01
@@ -38,14 +46,6 @@ class Prices(NamedTuple):
     """gamma, small at the edges of the source: there weights may vary."""
 
 
-class Penalties(NamedTuple):
-    """What weights cost, every term already weighted, (B,)."""
-
-    transport: Tensor
-    variation: Tensor
-    range: Tensor
-
-
 class LearnedMetric(nn.Module):
     """A network with the settings that give its output a meaning. It works at any size of grid."""
 
@@ -66,32 +66,42 @@ class LearnedMetric(nn.Module):
         omega, excess = simplex(self.network(source, m), self.set_point)  # type: ignore[arg-type]
         return Weights(to_simplex(self._smooth(omega, grid, self.learned.smoothing_in(self.dim))), omega, excess)
 
-    def weights_of(self, source: Tensor, seen: Grid) -> Tensor | Callable[..., Tensor]:
-        """For a registration: the weights of a source (B, 1, *S) of any resolution, looked at on the grid `seen`, or their
-        function `(m, grid=...)`.
+    def weights_of(self, source: Tensor, seen: Grid) -> Tensor | Callable[..., Weighting]:
+        """For a registration: the weights of a source (B, 1, *S) of any resolution, looked at on the grid `seen`.
+
+        A network that looks at the momentum too gives a function of it, `(m, grid=...)`: then what weights cost depends on
+        the momentum as well, and a registration has to weigh it.
         """
         small = downsample(source, seen)
-
-        def at(m: Tensor | None, grid: Grid) -> Tensor:
+        if not self.network.momentum_input:
             with torch.no_grad():
-                return downsample(self.weights(small, seen, None if m is None else downsample(m, seen)).w, grid)
+                return self.weights(small, seen).w
+        prices = self.prices(small, seen)
 
-        return at if self.network.momentum_input else at(None, seen)
+        def at(m: Tensor, grid: Grid) -> Weighting:
+            weights = self.weights(small, seen, downsample(m, seen))
+            return Weighting(downsample(weights.w, grid), self.penalties(weights, prices, seen))
+
+        return at
 
     def penalties(self, weights: Weights, prices: Prices, grid: Grid) -> Penalties:
         """What these weights cost."""
-        learned, variation = self.learned, colour_variation if self.learned.variation_kind == "tv" else square_variation
+        learned = self.learned
+        variation = colour_variation if learned.variation_kind == "tv" else square_variation
+        varied = variation(weights.omega, prices.variation, grid, DIFFERENCES[learned.differences])
         moved = transport(weights.w, self.sigma, grid, power=learned.transport_power, share=prices.transport)  # type: ignore[arg-type]
         return Penalties(
             transport=learned.transport * moved,
-            variation=learned.variation * variation(weights.omega, prices.variation, grid),
+            variation=learned.variation * varied,
             range=learned.range * out_of_range(weights.excess, grid),
         )
 
     def prices(self, source: Tensor, grid: Grid) -> Prices:
         """What goes with a source (B, 1, *S) on the map's grid."""
         share = torch.ones_like(source) if self.learned.transport_by == "space" else source.clamp(0, 1)
-        return Prices(share, edge_weight(self._smooth(source, grid, EDGE_SMOOTHING), grid))
+        smooth = self._smooth(source, grid, EDGE_SMOOTHING)
+        slope_of = DIFFERENCES[self.learned.differences]
+        return Prices(share, edge_weight(smooth, grid, edge=self.learned.edge, slope_of=slope_of))
 
     def _smooth(self, f: Tensor, grid: Grid, sigma: float) -> Tensor:
         kind = self.metric.realisation

@@ -10,7 +10,7 @@ from torch import Tensor
 from metreg.fields import inner, speed
 from metreg.grid import Grid
 from metreg.kernels import is_fast
-from metreg.metric.base import Motion
+from metreg.metric.base import Motion, Penalties, Weighting
 from metreg.metric.gaussian import Gaussians, SeparableGaussians
 
 
@@ -22,12 +22,25 @@ def default_weights(sigma: Tensor) -> Tensor:
 class MultiGaussian:
     """v = tau K (tau m), K m = sum_i sqrt(w_i) G_i * (sqrt(w_i) m): symmetric and positive for any weights w >= 0.
 
-    `w` is (N,) for the global metric, (B, N, *S) for the local one, or a function of the momentum that gives such weights;
-    `tau` (*S) is the border window, None for no window.
+    `w` is (N,) for the global metric, (B, N, *S) for the local one, or a function of the momentum that gives such weights
+    and what they cost; `tau` (*S) is the border window, None for no window. `penalties` are what weights cost that were
+    found from a momentum: other weights cost the same whatever the momentum, and are not asked for it.
     """
 
-    def __init__(self, gaussians: Gaussians, w: Tensor | Callable[[Tensor], Tensor], tau: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        gaussians: Gaussians,
+        w: Tensor | Callable[[Tensor], Weighting],
+        tau: Tensor | None = None,
+        penalties: Penalties | None = None,
+    ) -> None:
         self.gaussians, self.weights, self.tau = gaussians, w, tau
+        self.penalties = penalties
+
+    @property
+    def looks_at_momentum(self) -> bool:
+        """Whether the weights depend on the momentum."""
+        return not isinstance(self.weights, Tensor)
 
     @property
     def w(self) -> Tensor:
@@ -35,11 +48,12 @@ class MultiGaussian:
         return self.weights
 
     def at(self, m: Tensor) -> MultiGaussian:
-        """The metric with the weights that it has at momentum m. No gradient flows through that dependence."""
+        """The metric with the weights that it has at momentum m. Where m wants a gradient, it flows through the weights."""
         if isinstance(self.weights, Tensor):
             return self
-        with torch.no_grad():
-            return MultiGaussian(self.gaussians, self.weights(m), self.tau)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and m.requires_grad):
+            w, penalties = self.weights(m)
+        return MultiGaussian(self.gaussians, w, self.tau, penalties)
 
     def sharp(self, m: Tensor) -> Tensor:
         w = self.at(m).w

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from metreg.fields import forward_differences
+from metreg.fields import forward_differences, gradient
 from metreg.grid import Grid
+
+Gradient = Callable[[Tensor, Grid], Tensor]
+"""Of f (B, C, *S), by some differences: (B, C, D, *S)."""
+DIFFERENCES: dict[str, Gradient] = {"forward": forward_differences, "central": gradient}
 
 
 def transport(w: Tensor, sigma: Tensor, grid: Grid, *, power: float = 1.0, share: Tensor | None = None) -> Tensor:
@@ -24,22 +30,22 @@ def transport(w: Tensor, sigma: Tensor, grid: Grid, *, power: float = 1.0, share
     return price.flatten(1).sum(1) * grid.cell_volume
 
 
-def edge_weight(source: Tensor, grid: Grid) -> Tensor:
-    """gamma(|grad I|) = 1 / (1 + alpha |grad I|), alpha = 2 min(h): small at edges.  (B, 1, *S) -> the same."""
-    slope = safe_norm(forward_differences(source, grid), dim=2)
-    return 1 / (1 + 2 * min(grid.spacing) * slope)
+def edge_weight(source: Tensor, grid: Grid, *, edge: float = 2.0, slope_of: Gradient = forward_differences) -> Tensor:
+    """gamma(|grad I|) = 1 / (1 + alpha |grad I|), alpha = edge min(h): small at edges.  (B, 1, *S) -> the same."""
+    slope = safe_norm(slope_of(source, grid), dim=2)
+    return 1 / (1 + edge * min(grid.spacing) * slope)
 
 
-def colour_variation(omega: Tensor, gamma: Tensor, grid: Grid) -> Tensor:
+def colour_variation(omega: Tensor, gamma: Tensor, grid: Grid, slope_of: Gradient = forward_differences) -> Tensor:
     """Edge-weighted colour total variation: sqrt(sum_i (integral of gamma |grad omega_i|)^2)."""
-    slope = safe_norm(forward_differences(omega, grid), dim=2)
+    slope = safe_norm(slope_of(omega, grid), dim=2)
     per_weight = (gamma * slope).flatten(2).sum(2) * grid.cell_volume
     return safe_norm(per_weight, dim=1)
 
 
-def square_variation(omega: Tensor, gamma: Tensor, grid: Grid) -> Tensor:
+def square_variation(omega: Tensor, gamma: Tensor, grid: Grid, slope_of: Gradient = forward_differences) -> Tensor:
     """The H1 alternative: the integral of gamma sum_i |grad omega_i|^2."""
-    square = (forward_differences(omega, grid) ** 2).sum((1, 2))
+    square = (slope_of(omega, grid) ** 2).sum((1, 2))
     return (gamma[:, 0] * square).flatten(1).sum(1) * grid.cell_volume
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from metreg.checks import MetregError
-from metreg.config import LearnedSettings, MetricSettings, Settings
+from metreg.config import AS_TRAINED, OWN_RANGE, LearnedSettings, MetricSettings, Settings
 from metreg.data.tensors import read_tensors, write_tensors
 from metreg.grid import Array, Grid
 from metreg.metric.learned import LearnedMetric
@@ -81,6 +82,18 @@ def metric_path(name: str | Path) -> Path:
     if not Path(name).is_file():
         raise MetregError(f"metric: unknown '{name}'; use {', '.join(['global', *shipped_names()])} or a metric file")
     return Path(name)
+
+
+def standard_of(intensity: str, usual: Sequence[float]) -> tuple[float, ...]:
+    """The quantile function that the setting `intensity` asks for, `usual` if none in particular. Empty: own ranges."""
+    if intensity == AS_TRAINED:
+        return tuple(usual)
+    if intensity == OWN_RANGE:
+        return ()
+    if intensity not in shipped_names() and not Path(intensity).is_file():
+        known = ", ".join([AS_TRAINED, OWN_RANGE, *shipped_names()])
+        raise MetregError(f"intensity: unknown '{intensity}'; use {known} or a metric file")
+    return load_metric(metric_path(intensity)).intensity
 
 
 def save_metric(path: Path, metric: MetricFile) -> None:

@@ -186,7 +186,10 @@ def _cost_table(by_method: dict[str, list[dict[str, Any]]]) -> Table:
         "peak_gpu_memory_mb": ("GPU memory (MiB)", ".0f"),
     }
     present = [name for name in columns if any(name in row for rows in by_method.values() for row in rows)]
-    header = ("method", "folds", "certified pairs", *[columns[name][0] for name in present])
+    header = ["method", "folds", "certified pairs", *[columns[name][0] for name in present]]
+    with_intensities = any("intensities" in row for rows in by_method.values() for row in rows)
+    if with_intensities:
+        header.append("intensities")
     lines = []
     for name, rows in by_method.items():
         cells = [
@@ -197,6 +200,8 @@ def _cost_table(by_method: dict[str, list[dict[str, Any]]]) -> Table:
         for column in present:
             found = [row[column] for row in rows if column in row]
             cells.append(format(float(np.mean(found)), columns[column][1]) if found else "")
+        if with_intensities:
+            cells.append(", ".join(dict.fromkeys(row["intensities"] for row in rows if "intensities" in row)))
         lines.append(cells)
     return Table("Folds by the strict test in all pairs; means over pairs", header, lines)
 

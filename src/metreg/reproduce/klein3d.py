@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from metreg.checks import MetregError
-from metreg.config import Settings
+from metreg.config import AS_TRAINED, Settings, changed
 from metreg.data.datasets import TEST, TRAIN, PairFiles, Scan, has_images, pick, read_scans, scan_pairs
 from metreg.data.resume import files_of_pairs
 from metreg.report.evaluation import Published, compare_overlaps
@@ -138,6 +138,12 @@ def reproduce(
     beside = published(folder, todo.chosen, todo.count) if todo.klein else Published()
     begin_experiment(out, plan, settings, todo.files, label_names, resume=resume)
     work = Work(out, settings, device, label_names, jobs, tell)
+    if len(todo.training) > 1 and settings.intensity == AS_TRAINED:
+        # intensities are matched to the average over all data sets, for all metrics and in the test
+        every = [pair for pairs in todo.training.values() for pair in pairs]
+        average = work.learn("average", every, {"train.epochs": (0, 0)})
+        settings = changed(settings, {"intensity": str(average)})
+        work = replace(work, settings=settings)
 
     metrics = {name: work.learn(name.replace(" ", "_"), pairs) for name, pairs in todo.training.items()}
     rows, summary = work.test("test", todo.test, metrics, reference=todo.reference, published=beside)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -65,6 +65,13 @@ def clip_each(gradient: Tensor, limit: float) -> None:
     """Shorten the gradient of every pair to the norm `limit`, pair by pair: no pair depends on its batch."""
     norm = gradient.flatten(1).norm(dim=1).view(-1, *[1] * (gradient.dim() - 1))
     gradient.mul_((limit / norm.clamp(min=1e-30)).clamp(max=1))
+
+
+def clip_together(gradients: Sequence[Tensor], limit: float) -> list[Tensor]:
+    """The same gradients, all shortened alike so that together they have at most the norm `limit`."""
+    norm = torch.stack([part.norm() for part in gradients]).norm()
+    shorten = (limit / norm.clamp(min=1e-30)).clamp(max=1)
+    return [shorten * part for part in gradients]
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from metreg.flow.stationary import flow
 from metreg.grid import Grid
 from metreg.interpolate import downsample, upsample
 from metreg.kernels.memory import kept_memory
+from metreg.metric.base import Weighting
 from metreg.metric.gaussian import make_gaussians
 from metreg.metric.multi_gaussian import MultiGaussian, border_window, default_weights
 from metreg.metric.simplex import to_simplex
@@ -25,8 +26,8 @@ from metreg.solve.optimise import minimise
 from metreg.solve.repair import look_for_folds, repair_folds
 from metreg.solve.result import Record, Registration
 
-WeightsOf = Callable[..., Tensor]
-"""`(m, grid=...)`: from a momentum and its grid to the weights (B, N, *S) there."""
+WeightsOf = Callable[..., Weighting]
+"""`(m, grid=...)`: from a momentum and its grid to the weights (B, N, *S) there, and what they cost."""
 
 
 @kept_memory()

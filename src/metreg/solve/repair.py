@@ -52,8 +52,10 @@ def repair_folds(m: Tensor, metric: MultiGaussian, grid: Grid, settings: FlowSet
     """The momenta, changed where the map's determinant may fall below the margin.
 
     They go down the slope of (GOAL - determinant)+^2 in the metric's own product: the least change of velocity that helps.
-    Pairs at which nothing is wrong are left as they are. A momentum of zero makes the identity: it must end.
+    Pairs at which nothing is wrong are left as they are. A momentum of zero makes the identity: it must end. Weights that
+    look at the momentum stay those of the momenta given: what is written has weights of its own.
     """
+    metric = metric.at(m)
     before = look_for_folds(m, metric, grid, settings)
     changed = before.smallest < MARGIN
     if not bool(changed.any()):

@@ -88,10 +88,9 @@ def train(
         typer.echo(json.dumps(metric.summary))
     elif not quiet:
         terms = ", ".join(f"{name} {value:.4g}" for name, value in metric.summary["energy"].items() if value)
-        typer.echo(f"mean energy: {terms}")
-        typer.echo(
-            f"{metric.summary['seconds']:.0f} s. The metric is {out / 'metric.safetensors'}, see {out / 'report.html'}"
-        )
+        typer.echo(f"mean energy: {terms or 'none, there was no epoch'}")
+        see = f", see {out / 'report.html'}" if (out / "report.html").is_file() else ""
+        typer.echo(f"{metric.summary['seconds']:.0f} s. The metric is {out / 'metric.safetensors'}{see}")
 
 
 def evaluate(
