@@ -26,7 +26,9 @@ open_scan, open_labels = cache(read_image), cache(read_labels)
 
 
 def measured(pair: PairFiles, metric: str, preset: str, changes: list[str]) -> list[float]:
-    """Of a pair: overlap, Dice, the determinant's 1st percentile and its logarithm's spread, folds, certified or not."""
+    """Of a pair: overlap, Dice, the determinant's 1st percentile and its logarithm's spread, folds before a repair
+    and after, certified or not.
+    """
     assert pair.moving_labels and pair.fixed_labels, "pairs want labels"
     fixed: Image = open_scan(pair.fixed)
     result = register(
@@ -41,7 +43,8 @@ def measured(pair: PairFiles, metric: str, preset: str, changes: list[str]) -> l
     )
     overlap, found = result.overlaps["after"].means(), jacobian_facts(result.brain_jacobian)
     certified = result.certificate.holds and result.inverse_facts["certificate"]["holds"]
-    return [overlap["target_overlap"], overlap["dice"], found["p1"], found["log_std"], result.folds, certified]
+    before = result.before_repair["folds"]
+    return [overlap["target_overlap"], overlap["dice"], found["p1"], found["log_std"], before, result.folds, certified]
 
 
 def main() -> None:
@@ -77,8 +80,8 @@ def told(name: str, rows: Array, first: Array) -> str:
     overlap, dice, low, spread = rows[:, :4].mean(0)
     return (
         f"{name}: overlap {overlap:.4f} ({gain.mean():+.4f}, {ratio:+.1f} standard errors), Dice {dice:.4f}, determinant, "
-        f"1 %: {low:.3f}, std of its logarithm {spread:.3f}, {rows[:, 4].sum():.0f} folds, {rows[:, 5].sum():.0f} of "
-        f"{len(rows)} certified"
+        f"1 %: {low:.3f}, std of its logarithm {spread:.3f}, {rows[:, 4].sum():.0f} folds before a "
+        f"repair, {rows[:, 5].sum():.0f} after, {rows[:, 6].sum():.0f} of {len(rows)} certified"
     )
 
 

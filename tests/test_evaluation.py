@@ -93,6 +93,29 @@ def test_a_row_for_every_pair_and_method(table: Path) -> None:
     assert {row["label"] for row in by_label} == {"1", "2"}
 
 
+def test_folds_are_counted_before_they_are_repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two stripes that change places, with next to no price of it: the map folds, and what the repair hides is told."""
+    x = np.arange(40) / 39
+    stripes = np.exp(-(((x - 0.42) / 0.04) ** 2)) + 0.5 * np.exp(-(((x - 0.58) / 0.04) ** 2))
+    for name, values in (("a", stripes), ("b", stripes[::-1])):
+        image = np.repeat(values[:, None], 40, axis=1).astype(np.float32)
+        nib.save(nib.Nifti1Image(image, np.eye(4)), tmp_path / f"{name}.nii.gz")
+    (tmp_path / "pairs.csv").write_text("moving,fixed\na.nii.gz,b.nii.gz\n")
+    changes = ["solve.regularity=0.01", "solve.folding=0", "solve.iterations=[60,60,200]", "metric.weights=[0.5,0.5,0,0]"]
+    changes += ["unit_cube=true", "similarity.name=ssd", "affine.kind=none"]
+    words = [word for change in changes for word in ("--set", change)]
+    out = tmp_path / "out"
+    assert run(monkeypatch, "evaluate", tmp_path / "pairs.csv", "-o", out, "--metric", "global", "-q", *words) == 0
+    affine, found = csv.DictReader((out / "results.csv").open())
+    assert affine["folds_before_repair"] == ""
+    assert int(found["folds_before_repair"]) > 0 and float(found["smallest_before_repair"]) < 0
+    assert found["repaired"] == "True" and found["folds"] == "0"
+    before = f"{found['folds_before_repair']} in 1 ({float(found['smallest_before_repair']):.2f})"
+    assert f"| global | {before} | 0 |" in (out / "cost.md").read_text(encoding="utf-8")
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    assert summary["methods"]["global"]["before_repair"]["pairs"] == 1
+
+
 def test_tables_figures_and_pages_are_there(table: Path) -> None:
     summary = json.loads((table / "summary.json").read_text(encoding="utf-8"))
     assert set(summary["methods"]) == {"affine", "global", "true"} and summary["pairs"] == 2

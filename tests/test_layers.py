@@ -22,7 +22,7 @@ WALK = """
     solve.result solve.timesteps solve.lbfgs solve.optimise solve.multiscale solve.affine likeness choice solve.repair
     solve.register solve.momentum learn.pairs learn.momenta learn.checkpoint learn.work
     learn.train
-    evaluate.overlap evaluate.displacement evaluate.rings evaluate.statistics evaluate.regions evaluate.regularity
+    evaluate.overlap evaluate.displacement evaluate.statistics evaluate.regions evaluate.regularity evaluate.rings
     evaluate.measure report.tables report.planes report.sheet report.plots report.boxes report.viewer report.layers
     report.page report.pair report.evaluation report.training report.metric folder results methods inputs pipeline apply
     synth training evaluation inspection reproduce.ring_runs reproduce.converged reproduce.synthetic2d

@@ -25,6 +25,7 @@ from metreg.data.resume import check_resume, write_record
 from metreg.data.transforms import Affine, Transform
 from metreg.data.whole import write_whole
 from metreg.evaluate.measure import Case, measure, open_case
+from metreg.evaluate.regularity import FoldCount
 from metreg.grid import Array
 from metreg.inputs import FORMAT, Inputs, record_of
 from metreg.interpolate import downsample
@@ -209,6 +210,7 @@ class _Work:
         return {
             "seconds": self.alignment[1] + sum(result.facts["seconds"].values()),
             **{name: value for name, value in result.facts.items() if "memory" in name},
+            **FoldCount.of(result.registration.repair).row(),
             "metric_licence": result.metric_licence,
             "intensities": intensities_of(result.metric, result.settings),
             "mean_weights": [float(w[shown[0]].mean()) for w in metric.local_weights()[0]],

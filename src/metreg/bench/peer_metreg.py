@@ -14,6 +14,7 @@ import numpy as np
 
 from metreg.config import changed, make_settings
 from metreg.data.transforms import write_transform
+from metreg.evaluate.regularity import FoldCount
 from metreg.pipeline import register
 
 
@@ -33,6 +34,8 @@ def main() -> None:
     result = register(given.moving, given.fixed, metric=given.metric, settings=settings, alignment=matrix, device="cpu")
     write_transform(Path(f"{given.prefix}.h5"), result.transform)
     write_transform(Path(f"{given.prefix}_inverse.h5"), result.inverse)
+    facts = FoldCount.of(result.registration.repair).row()
+    Path(f"{given.prefix}.json").write_text(json.dumps(facts), encoding="utf-8")
     if given.warped:
         nib.save(result.warped, f"{given.prefix}_warped.nii.gz")
 

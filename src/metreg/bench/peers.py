@@ -30,12 +30,13 @@ from metreg.data.points import Frame
 from metreg.data.resume import content_of, contents_of, differences, hash_of
 from metreg.data.transforms import Field, write_transform
 from metreg.data.whole import whole_file, write_whole
+from metreg.evaluate.regularity import FoldCount
 from metreg.evaluation import Rows, begin, evaluate
 from metreg.methods import AFFINE, Method
 from metreg.metric.store import metric_path, shipped_names
 from metreg.pipeline import version_of
+from metreg.report.evaluation import BEFORE_REPAIR, compare_overlaps, write_evaluation
 from metreg.report.evaluation import NAMES as EVALUATION
-from metreg.report.evaluation import compare_overlaps, write_evaluation
 from metreg.report.tables import Table, difference_table
 
 NAMES = EVALUATION | {"transforms", "images", "logs", "peers.md"}
@@ -291,12 +292,13 @@ def peers_table(rows: Rows) -> Table:
     present = {key: column for key, column in columns.items() if any(key in row for row in rows)}
     lines = []
     for name in dict.fromkeys(row["method"] for row in rows):
-        cells = [name]
+        before = FoldCount.of_rows([row for row in rows if row["method"] == name])
+        cells = [name, str(before or "")]
         for key, (_, form) in present.items():
             values = [row[key] for row in rows if row["method"] == name and key in row]
             cells.append(format(float((np.sum if key == "folds" else np.mean)(values)), form) if values else "")
         lines.append(cells)
-    return Table("", ("method", *[title for title, _ in present.values()]), lines)
+    return Table("", ("method", BEFORE_REPAIR, *[title for title, _ in present.values()]), lines)
 
 
 def peers_summary(rows: Rows) -> str:

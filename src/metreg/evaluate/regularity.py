@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
 import numpy as np
 import torch
 
@@ -11,6 +14,7 @@ from metreg.evaluate.statistics import PERCENTILES
 from metreg.fields import jacobian_determinant
 from metreg.flow.maps import certify, count_folds
 from metreg.grid import Array, Grid, some_of, transform_points
+from metreg.solve.result import Repair
 
 MOST_POINTS = 100_000
 """At most about so many voxels are taken there and back again."""
@@ -69,3 +73,57 @@ def round_trip(transform: Transform, inverse: Transform, fixed: Image, inside: A
     if transform.dim > fixed.dim and fixed.plane is not None:
         points = transform_points(fixed.plane, points)
     return np.asarray(np.linalg.norm(inverse.apply(transform.apply(points)) - points, axis=1))
+
+
+class FoldCount(NamedTuple):
+    """Folds of many maps before they were repaired, and how many were.
+
+    As text: voxels, in so many pairs, and the smallest determinant.
+    """
+
+    pairs: int = 0
+    voxels: int = 0
+    smallest: float = 1.0
+    """A lower bound of the determinant of all of them."""
+    repaired: int = 0
+
+    def __str__(self) -> str:
+        if self.voxels == 0:
+            return "0"
+        return f"{self.voxels} in {self.pairs} ({self.smallest:.2f})"
+
+    @classmethod
+    def of(cls, repair: Repair) -> FoldCount:
+        pairs = int((repair.folds > 0).sum())
+        return cls(pairs, int(repair.folds.sum()), float(repair.smallest.min()), int(repair.repaired.sum()))
+
+    def and_of(self, others: Sequence[FoldCount]) -> FoldCount:
+        """All of them together."""
+        counts = [self, *others]
+        return FoldCount(
+            pairs=sum(count.pairs for count in counts),
+            voxels=sum(count.voxels for count in counts),
+            smallest=min(count.smallest for count in counts),
+            repaired=sum(count.repaired for count in counts),
+        )
+
+    def row(self) -> dict[str, Any]:
+        """Of a single pair, for a row of an evaluation."""
+        return {
+            "folds_before_repair": self.voxels,
+            "smallest_before_repair": self.smallest,
+            "repaired": bool(self.repaired),
+        }
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Mapping[str, Any]]) -> FoldCount | None:
+        """Of the rows of an evaluation that tell it: those that metreg registered."""
+        told = [row for row in rows if "folds_before_repair" in row]
+        if not told:
+            return None
+        return cls(
+            pairs=sum(row["folds_before_repair"] > 0 for row in told),
+            voxels=sum(row["folds_before_repair"] for row in told),
+            smallest=min(row["smallest_before_repair"] for row in told),
+            repaired=sum(row["repaired"] for row in told),
+        )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +14,12 @@ from metreg.config import Settings
 from metreg.data.tensors import read_tensors, write_tensors
 from metreg.data.whole import whole_file
 from metreg.evaluate.displacement import displacement_error
+from metreg.evaluate.regularity import FoldCount
 from metreg.flow.maps import count_folds
 from metreg.grid import Grid
 from metreg.interpolate import upsample
 from metreg.learn.pairs import TrainingPairs
 from metreg.solve.register import WeightsOf, register_pair
-from metreg.solve.result import Repair
 from metreg.synthetic import DISC, RING, RingPair
 
 FORMAT = "metreg-rings-2"
@@ -56,31 +55,6 @@ class RingBatch:
         images = TrainingPairs.of(self.pairs.source[first:last], self.pairs.target[first:last], self.grid)
         tensors = (self.phi_inv, self.labels, self.source_labels, self.weights)
         return RingBatch(images, *[tensor[first:last] for tensor in tensors])
-
-
-class FoldCount(NamedTuple):
-    """Folds of many maps before they were repaired, and how many were."""
-
-    pairs: int = 0
-    voxels: int = 0
-    smallest: float = 1.0
-    """A lower bound of the determinant of all of them."""
-    repaired: int = 0
-
-    @classmethod
-    def of(cls, repair: Repair) -> FoldCount:
-        pairs = int((repair.folds > 0).sum())
-        return cls(pairs, int(repair.folds.sum()), float(repair.smallest.min()), int(repair.repaired.sum()))
-
-    def and_of(self, others: Sequence[FoldCount]) -> FoldCount:
-        """All of them together."""
-        counts = [self, *others]
-        return FoldCount(
-            pairs=sum(count.pairs for count in counts),
-            voxels=sum(count.voxels for count in counts),
-            smallest=min(count.smallest for count in counts),
-            repaired=sum(count.repaired for count in counts),
-        )
 
 
 @dataclass(frozen=True, eq=False)

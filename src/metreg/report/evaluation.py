@@ -13,6 +13,7 @@ import numpy as np
 
 from metreg.config import Settings
 from metreg.data.whole import whole_file, write_whole
+from metreg.evaluate.regularity import FoldCount
 from metreg.evaluate.statistics import Comparison, compare, describe
 from metreg.grid import Array
 from metreg.report.boxes import method_boxes
@@ -39,9 +40,12 @@ NAMES = frozenset(
 """What an evaluation writes into its folder."""
 COLUMNS = (
     *("pair", "moving", "fixed", "method", "labels", "target_overlap", "dice", "landmarks_mm", "folds", "certified"),
+    *("folds_before_repair", "smallest_before_repair", "repaired"),
     *("smallest", "jacobian_mean", *[f"jacobian_{share}" for share in SHARES], "jacobian_log_std"),
     *("inverse_mean_mm", "inverse_max_mm", "seconds", "cpu_seconds", "peak_memory_mb", "peak_gpu_memory_mb"),
 )
+BEFORE_REPAIR = "folds before repair"
+"""The column of what `FoldCount` says."""
 Rows = Sequence[dict[str, Any]]
 
 
@@ -167,10 +171,13 @@ def _jacobians(by_method: dict[str, list[dict[str, Any]]]) -> dict[str, list[dic
 
 
 def _summary_of(rows: Rows) -> dict[str, Any]:
-    numbers = [name for name in COLUMNS[4:] if name not in ("certified", "folds") and all(name in row for row in rows)]
+    counted = ("certified", "folds", "folds_before_repair", "repaired")
+    numbers = [name for name in COLUMNS[4:] if name not in counted and all(name in row for row in rows)]
+    before = FoldCount.of_rows(rows)
     return {
         **{name: describe(np.array([row[name] for row in rows], dtype=float)) for name in numbers},
         "folds": sum(row["folds"] for row in rows),
+        **({} if before is None else {"before_repair": before._asdict()}),
         "certified": sum(bool(row["certified"]) for row in rows),
     }
 
@@ -186,7 +193,7 @@ def _cost_table(by_method: dict[str, list[dict[str, Any]]]) -> Table:
         "peak_gpu_memory_mb": ("GPU memory (MiB)", ".0f"),
     }
     present = [name for name in columns if any(name in row for rows in by_method.values() for row in rows)]
-    header = ["method", "folds", "certified pairs", *[columns[name][0] for name in present]]
+    header = ["method", BEFORE_REPAIR, "folds", "certified pairs", *[columns[name][0] for name in present]]
     with_intensities = any("intensities" in row for rows in by_method.values() for row in rows)
     if with_intensities:
         header.append("intensities")
@@ -194,6 +201,7 @@ def _cost_table(by_method: dict[str, list[dict[str, Any]]]) -> Table:
     for name, rows in by_method.items():
         cells = [
             name,
+            str(FoldCount.of_rows(rows) or ""),
             str(sum(row["folds"] for row in rows)),
             f"{sum(bool(row['certified']) for row in rows)} of {len(rows)}",
         ]
@@ -203,7 +211,8 @@ def _cost_table(by_method: dict[str, list[dict[str, Any]]]) -> Table:
         if with_intensities:
             cells.append(", ".join(dict.fromkeys(row["intensities"] for row in rows if "intensities" in row)))
         lines.append(cells)
-    return Table("Folds by the strict test in all pairs; means over pairs", header, lines)
+    title = "Folds by the strict test in all pairs (before repair: voxels, pairs, smallest determinant); means over pairs"
+    return Table(title, header, lines)
 
 
 def _worst_table(out: Path, rows: Rows, count: int = 5) -> Table:
@@ -225,7 +234,9 @@ def _cards(
 ) -> list[Card]:
     rows = by_method[best]
     folds = sum(row["folds"] for row in rows)
-    cards = [Card("pairs", str(len(rows))), Card(f"folds of {best}", str(folds), folds == 0)]
+    before = FoldCount.of_rows(rows)
+    said = str(folds) if before is None else f"{folds}, {before.voxels} before repair"
+    cards = [Card("pairs", str(len(rows))), Card(f"folds of {best}", said, folds == 0)]
     if values:
         cards.insert(1, Card(f"mean target overlap of {best}", f"{values[best].mean():.3f}"))
     if compared:

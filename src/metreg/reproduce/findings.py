@@ -8,15 +8,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from metreg.evaluate.regularity import FoldCount
 from metreg.evaluation import Rows
 from metreg.methods import AFFINE
+from metreg.report.evaluation import BEFORE_REPAIR
 from metreg.report.tables import Table
 
 Claim = tuple[str, bool, str]
 """What is claimed, whether it held, and what was measured."""
 GLOBAL, LONG, CONSTANT = "global", "global long", "constant"
 """Methods beside the learned ones."""
-COLUMNS = ("method", "target overlap", "std", "Dice", "determinant, 1%", "determinant, 99%", "spread of its log", "folds")
+COLUMNS = (
+    "method",
+    "target overlap",
+    "std",
+    "Dice",
+    "determinant, 1%",
+    "determinant, 99%",
+    "spread of its log",
+    BEFORE_REPAIR,
+    "folds",
+)
 
 
 @dataclass(frozen=True)
@@ -27,6 +39,8 @@ class Facts:
     spread: float
     """Standard deviation of the determinant's logarithm."""
     folds: int
+    before: FoldCount | None = None
+    """Folds before any repair, where metreg registered."""
     weights: tuple[float, ...] = ()
     sigma_mm: tuple[float, float] | None = None
     """Mean of sigma(x) over the ventricles, and over the other labels."""
@@ -42,6 +56,7 @@ def facts_of(rows: Rows, ventricles: frozenset[int] = frozenset()) -> dict[str, 
             overlap=_mean([row.get("target_overlap") for row in own]),
             spread=float(np.mean([row["jacobian_log_std"] for row in own])),
             folds=sum(row["folds"] for row in own),
+            before=FoldCount.of_rows(own),
             weights=tuple(np.mean(weights, axis=0).tolist()) if weights else (),
             sigma_mm=_inside_and_outside([row.get("sigma_mm_by_label", {}) for row in own], ventricles),
         )
@@ -75,13 +90,15 @@ def result_table(title: str, rows: Rows, sigma: Sequence[float]) -> Table:
             overlaps = [f"{facts.overlap:.3f}", f"{np.std(values):.3f}", f"{np.mean([row['dice'] for row in own]):.3f}"]
         ends = [f"{np.mean([row[f'jacobian_{share}'] for row in own]):.2f}" for share in ("p1", "p99")]
         weights = [f"{w:.3f}" for w in facts.weights] or [""] * len(sigma)
-        lines.append((name, *overlaps, *ends, f"{facts.spread:.3f}", str(facts.folds), *weights))
+        lines.append((name, *overlaps, *ends, f"{facts.spread:.3f}", str(facts.before or ""), str(facts.folds), *weights))
     return Table(title, header, lines)
 
 
 def fold_claim(where: str, found: Mapping[str, Facts]) -> Claim:
-    folds = sum(facts.folds for facts in found.values())
-    return (f"{where}: no folds", folds == 0, f"{folds} in all pairs of {len(found)} methods")
+    """Of the maps as they were found, before any repair."""
+    counts = [facts.before for facts in found.values() if facts.before is not None]
+    before = FoldCount().and_of(counts)
+    return (f"{where}: no folds before any repair", before.voxels == 0, f"{before} of the maps of {len(counts)} methods")
 
 
 def overlap_claims(where: str, found: Mapping[str, Facts], learned: Sequence[str], reference: str) -> list[Claim]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from metreg.evaluate.rings import FoldCount, RingResult
+from metreg.evaluate.rings import RingResult
 from metreg.reproduce.converged import CONSTANT, GLOBAL
 from metreg.reproduce.synthetic2d import LEARNED, MAIN, SAID, Outcome, pooled, summarise, together
 
@@ -16,13 +16,6 @@ REGIONS = ("disc", "ring")
 def claims(outcomes: Sequence[Outcome]) -> list[Claim]:
     """All of them. Whose claim it is stands before it."""
     return [*_of_the_paper(outcomes), *_ours(outcomes)]
-
-
-def say_folds_before(count: FoldCount) -> str:
-    """Voxels that folded before any repair, in how many pairs, and the smallest determinant."""
-    if count.voxels == 0:
-        return "0"
-    return f"{count.voxels} in {count.pairs} ({count.smallest:.2f})"
 
 
 def _of_the_paper(outcomes: Sequence[Outcome]) -> list[Claim]:
@@ -62,7 +55,7 @@ def _of_the_paper(outcomes: Sequence[Outcome]) -> list[Claim]:
             sigmas == sorted(sigmas),
             f"mean sigma {_listed(sigmas, 4)} for OMT {', '.join(name.removeprefix('omt') for name in main)}",
         ),
-        ("The paper: no folds (here: before any repair)", before.voxels == 0, f"{say_folds_before(before)} of {maps} maps"),
+        ("The paper: no folds (here: before any repair)", before.voxels == 0, f"{before} of {maps} maps"),
     ]
 
 

@@ -20,12 +20,13 @@ from metreg.grid import Array
 from metreg.interpolate import upsample
 from metreg.pipeline import version_of
 from metreg.report.boxes import error_boxes
+from metreg.report.evaluation import BEFORE_REPAIR
 from metreg.report.page import Section, png, render
 from metreg.report.planes import Plane, cuts, plane_of_map
 from metreg.report.plots import energy_curves, metric_panels, weight_maps
 from metreg.report.tables import Table, markdown_table
 from metreg.reproduce.converged import KINDS, NONE
-from metreg.reproduce.ring_claims import claims, say_folds_before
+from metreg.reproduce.ring_claims import claims
 from metreg.reproduce.synthetic2d import (
     FULL,
     MAIN,
@@ -49,10 +50,10 @@ COLUMNS = (
     "correlation",
     "contrast",
     "energy",
-    "folds before repair",
+    BEFORE_REPAIR,
     "folds",
 )
-END_COLUMNS = ("method", "lambda", "disc", "ring", "disc, quartiles", "ring, quartiles", "energy", "folds before repair")
+END_COLUMNS = ("method", "lambda", "disc", "ring", "disc, quartiles", "ring, quartiles", "energy", BEFORE_REPAIR)
 FIGURES = ("errors", "panels", "weights", "learning", "silent")
 TABLES = ("table.csv", "table.md", "summary.json", "summary.md", "report.html")
 NAMES = frozenset({*TABLES, *[f"{name}.png" for name in FIGURES], "runs"})
@@ -155,7 +156,7 @@ def _end_row(name: str, regularity: str, result: RingResult) -> tuple[str, ...]:
         regularity if registered else "",
         *_errors(result),
         f"{result.energy:.4g}" if registered else "",
-        say_folds_before(result.before) if registered else "",
+        str(result.before) if registered else "",
     )
 
 
@@ -193,7 +194,7 @@ def table_rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
                 f"{summary['sigma_correlation'][name]:.3f}" if learned else "",
                 f"{summary['sigma_contrast'][name]:.4f}" if learned else "",
                 f"{result.energy:.4g}" if registered else "",
-                say_folds_before(result.before) if registered else "",
+                str(result.before) if registered else "",
                 str(result.folds),
             )
         )
