@@ -10,7 +10,7 @@ import pytest
 SRC = Path(__file__).resolve().parents[1] / "src" / "metreg"
 WALK = """
     checks processes workers nested
-    presets config grid kernels.share_cpu kernels.transport_cpu kernels.trilinear_cpu kernels.sample_cpu
+    presets config grid kernels.compile_cpu kernels.share_cpu kernels.transport_cpu kernels.trilinear_cpu kernels.sample_cpu
     kernels.splines_cpu kernels.affine_cpu kernels.warp_cpu kernels.lncc_cpu kernels.folding_cpu kernels.bernstein_cpu
     kernels.memory kernels.tiles_gpu kernels.early_gpu kernels.speed_gpu kernels.transport_gpu kernels.convolve
     kernels.sampling_gpu kernels.gather_gpu kernels.warp_gpu kernels.ncc_gpu kernels.lncc_gpu kernels.folding_gpu

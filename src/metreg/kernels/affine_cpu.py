@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from metreg.grid import Array
+from metreg.kernels.compile_cpu import compiled
 from metreg.kernels.sample_cpu import place
-from metreg.kernels.share_cpu import OPTIONS, share, with_slabs
+from metreg.kernels.share_cpu import share, with_slabs
 from metreg.kernels.trilinear_cpu import value, value_and_slopes
 
 BLOCK = 4096
@@ -59,7 +59,7 @@ def _slabs(f: Tensor) -> Array:
     return np.asarray(with_slabs(f.to(torch.float32))[0, 0].numpy())
 
 
-@njit(**OPTIONS)
+@compiled()
 def _carry(
     f: Array,
     b: Array,
@@ -101,7 +101,7 @@ def _carry(
             total[5] += known * a * b[p]
 
 
-@njit(**OPTIONS)
+@compiled()
 def _pull(
     b: Array, points: Array, found: Array, by_b: float, by_a: float, constant: float, slopes: Array, first: int, last: int
 ) -> None:

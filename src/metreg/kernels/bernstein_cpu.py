@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from torch import Tensor
 
 from metreg.grid import Array, Grid
-from metreg.kernels.share_cpu import OPTIONS, share
+from metreg.kernels.compile_cpu import compiled
+from metreg.kernels.share_cpu import share
 
 
 def bernstein_minimum_3d(phi: Tensor, grid: Grid) -> Tensor:
@@ -26,7 +26,7 @@ def _shares() -> Array:
     return 1 / np.einsum("i,j,k->ijk", choices, choices, choices).ravel()
 
 
-@njit(**OPTIONS)
+@compiled()
 def _minimum(x: Array, inverse: Array, shares: Array, out: Array, first: int, last: int) -> None:
     n0, n1, n2 = x.shape[2:]
     edges = np.empty((3, 2, 2, 3), x.dtype)  # axis, the two other coordinates, component
@@ -38,7 +38,7 @@ def _minimum(x: Array, inverse: Array, shares: Array, out: Array, first: int, la
                 out[b, i, j, k] = _cell(x[b], i, j, k, inverse, shares, edges, sums)
 
 
-@njit(**OPTIONS)
+@compiled()
 def _cell(x: Array, i: int, j: int, k: int, inverse: Array, shares: Array, edges: Array, sums: Array) -> float:
     for s in range(2):
         for t in range(2):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from metreg.grid import Array, Grid
-from metreg.kernels.share_cpu import OPTIONS, share, with_slabs
+from metreg.kernels.compile_cpu import compiled
+from metreg.kernels.share_cpu import share, with_slabs
 
 
 class FoldingOnCpu(torch.autograd.Function):
@@ -39,7 +39,7 @@ class FoldingOnCpu(torch.autograd.Function):
         return p.view(-1, *[1] * (gradient.dim() - 1)) * gradient, None, None
 
 
-@njit(**OPTIONS)
+@compiled()
 def _folding_3d(
     x: Array, inverse: Array, least: float, energy: Array, gradient: Array, colour: int, first: int, last: int
 ) -> None:
@@ -59,7 +59,7 @@ def _folding_3d(
                     energy[b, i] += _cell(x[b], gradient[b], i, j, k, inverse, least, edges, back)
 
 
-@njit(**OPTIONS)
+@compiled()
 def _least(
     x: Array, i: int, j: int, inverse: Array, along0: Array, along1: Array, along2: Array, normal: Array, worst: Array
 ) -> None:
@@ -87,26 +87,26 @@ def _least(
                 _lower(e0, e1, e2, normal[0], normal[1], normal[2], worst)
 
 
-@njit(**OPTIONS)
+@compiled()
 def _difference(a: Array, b: Array, scale: float, out: Array) -> None:
     for k in range(len(out)):
         out[k] = scale * (a[k] - b[k])
 
 
-@njit(**OPTIONS)
+@compiled()
 def _cross(a: Array, b: Array, c: Array, d: Array, out: Array) -> None:
     for k in range(len(out)):
         out[k] = a[k] * d[k] - b[k] * c[k]
 
 
-@njit(**OPTIONS)
+@compiled()
 def _lower(a: Array, b: Array, c: Array, d: Array, e: Array, f: Array, out: Array) -> None:
     for k in range(len(out)):
         found = a[k] * d[k] + b[k] * e[k] + c[k] * f[k]
         out[k] = min(out[k], found) + 0 * found  # no number stays no number
 
 
-@njit(**OPTIONS)
+@compiled()
 def _cell(
     x: Array, gradient: Array, i: int, j: int, k: int, inverse: Array, least: float, edges: Array, back: Array
 ) -> float:
@@ -155,7 +155,7 @@ def _cell(
     return found
 
 
-@njit(**OPTIONS)
+@compiled()
 def _folding_2d(
     x: Array, inverse: Array, least: float, energy: Array, gradient: Array, colour: int, first: int, last: int
 ) -> None:

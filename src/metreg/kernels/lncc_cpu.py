@@ -10,12 +10,12 @@ import math
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from metreg.grid import Array
-from metreg.kernels.share_cpu import OPTIONS, share, with_slabs
+from metreg.kernels.compile_cpu import compiled
+from metreg.kernels.share_cpu import share, with_slabs
 
 TOGETHER = 1024
 """Windows, side by side in a slab, with which a thread walks through all slabs."""
@@ -74,7 +74,7 @@ def _planes(f: Tensor) -> Array:
     return planes
 
 
-@njit(**OPTIONS)
+@compiled()
 def _sums_in_slabs(a: Array, b: Array, mask: Array, out: Array, half: int, first: int, last: int) -> None:
     """Window sums of m a, m a^2 and m a b along the two last axes."""
     n0, n1, n2 = a.shape[1:]
@@ -94,7 +94,7 @@ def _sums_in_slabs(a: Array, b: Array, mask: Array, out: Array, half: int, first
             _box_rows(rows[c], out[c, p, i], half)
 
 
-@njit(**OPTIONS)
+@compiled()
 def _box_in_slabs(f: Array, out: Array, half: int, first: int, last: int) -> None:
     """Window sums along the two last axes."""
     n0, n1, n2 = f.shape[2:]
@@ -109,25 +109,25 @@ def _box_in_slabs(f: Array, out: Array, half: int, first: int, last: int) -> Non
             _box_rows(rows[c], out[c, p, i], half)
 
 
-@njit(**OPTIONS)
+@compiled()
 def _copy(f: Array, out: Array) -> None:
     for k in range(len(f)):
         out[k] = f[k]
 
 
-@njit(**OPTIONS)
+@compiled()
 def _product(f: Array, g: Array, out: Array) -> None:
     for k in range(len(f)):
         out[k] = f[k] * g[k]
 
 
-@njit(**OPTIONS)
+@compiled()
 def _times(f: Array, g: Array) -> None:
     for k in range(len(f)):
         f[k] *= g[k]
 
 
-@njit(**OPTIONS)
+@compiled()
 def _box_lines(padded: Array, first: Array, second: Array, third: Array, half: int) -> None:
     """Running sums along three lines at once, which do not wait for each other. Lines begin and end with zeros."""
     wide = 2 * half + 1
@@ -143,7 +143,7 @@ def _box_lines(padded: Array, first: Array, second: Array, third: Array, half: i
         z += np.float64(padded[2, k + wide]) - padded[2, k]
 
 
-@njit(**OPTIONS)
+@compiled()
 def _box_rows(f: Array, out: Array, half: int) -> None:
     """The same along the rows of (n1, n2)."""
     n1, n2 = f.shape
@@ -162,7 +162,7 @@ def _box_rows(f: Array, out: Array, half: int) -> None:
                 total[k] -= f[j - half, k]
 
 
-@njit(**OPTIONS)
+@compiled()
 def _roll(sums: Array, p: int, i: int, a: int, b: int, half: int, total: Array) -> None:
     """Let the running sums (3, b - a) over slabs, zero at first, take in the last slab of the window around slab i."""
     n0 = sums.shape[2]
@@ -174,7 +174,7 @@ def _roll(sums: Array, p: int, i: int, a: int, b: int, half: int, total: Array) 
             _plus(total[c], sums[c, p, i + half, a:b])
 
 
-@njit(**OPTIONS)
+@compiled()
 def _unroll(sums: Array, p: int, i: int, a: int, b: int, half: int, total: Array) -> None:
     """Let them give up the first slab of that window."""
     if i >= half:
@@ -182,19 +182,19 @@ def _unroll(sums: Array, p: int, i: int, a: int, b: int, half: int, total: Array
             _minus(total[c], sums[c, p, i - half, a:b])
 
 
-@njit(**OPTIONS)
+@compiled()
 def _plus(f: Array, g: Array) -> None:
     for k in range(len(f)):
         f[k] += g[k]
 
 
-@njit(**OPTIONS)
+@compiled()
 def _minus(f: Array, g: Array) -> None:
     for k in range(len(f)):
         f[k] -= g[k]
 
 
-@njit(**OPTIONS)
+@compiled()
 def _compare(
     sums: Array,
     facts: Array,
@@ -224,7 +224,7 @@ def _compare(
         energy[p, part] = found.sum()
 
 
-@njit(**OPTIONS)
+@compiled()
 def _compare_row(
     total: Array,
     facts: tuple[Array, ...],
@@ -275,7 +275,7 @@ def _compare_row(
         by_means[k] = by_covariance[k] * mean_b[k] + two * by_variance[k] * mean_a[k]
 
 
-@njit(**OPTIONS)
+@compiled()
 def _logarithm(x: Array) -> None:
     """log(x) in place, x > 0: that of the C library takes one number at a time."""
     bits, exponent = x.view(np.int64), np.empty(len(x))
@@ -291,7 +291,7 @@ def _logarithm(x: Array) -> None:
         x[k] = 2 * s * series + exponent[k]
 
 
-@njit(**OPTIONS)
+@compiled()
 def _gradient(
     sums: Array, a: Array, b: Array, mask: Array, out: Array, half: int, parts: int, first: int, last: int
 ) -> None:
@@ -309,7 +309,7 @@ def _gradient(
             _unroll(sums, p, i, low, high, half, total)
 
 
-@njit(**OPTIONS)
+@compiled()
 def _gradient_row(total: Array, a: Array, b: Array, out: Array) -> None:
     for k in range(len(out)):
         out[k] = b[k] * total[0, k] + 2 * a[k] * total[1, k] - total[2, k]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from torch import Tensor
 
 from metreg.grid import Array, Grid
-from metreg.kernels.share_cpu import OPTIONS, share, with_slabs
+from metreg.kernels.compile_cpu import compiled
+from metreg.kernels.share_cpu import share, with_slabs
 from metreg.kernels.trilinear_cpu import value
 
 
@@ -22,7 +22,7 @@ def sample_on_cpu(f: Tensor, x: Tensor, grid: Grid, *, nearest: bool, zero: bool
     return out.view(len(x), f.shape[1], *x.shape[2:])
 
 
-@njit(**OPTIONS)
+@compiled()
 def _sample(f: Array, x: Array, steps: Array, nearest: bool, zero: bool, out: Array, first: int, last: int) -> None:
     channels, n0, n1, n2 = f.shape
     axes = x.shape[0]
@@ -40,7 +40,7 @@ def _sample(f: Array, x: Array, steps: Array, nearest: bool, zero: bool, out: Ar
             out[c, p] = f[c, i, j, k] if nearest else value(f[c], i, ii, j, jj, k, kk, s, t, u)
 
 
-@njit(inline="always", **OPTIONS)
+@compiled(inline="always")
 def place(x: float, n: int, nearest: bool) -> tuple[int, int, float, bool]:
     """The two points around a position, how far it is beyond the first, and whether it lies on the voxels of the image."""
     if nearest:

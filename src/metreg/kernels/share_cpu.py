@@ -14,9 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": {"contract", "nsz", "arcp"}}
-"""Of all kernels that numba compiles."""
-
 LITTLE = 10_000
 """So many numbers are little work, which threads only slow down."""
 TURNS = 4

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from torch import Tensor
 
 from metreg.grid import Array
-from metreg.kernels.share_cpu import OPTIONS, share, with_slabs
+from metreg.kernels.compile_cpu import compiled
+from metreg.kernels.share_cpu import share, with_slabs
 
 
 def sample_splines_on_cpu(c: Tensor, x: Tensor) -> Tensor:
@@ -19,7 +19,7 @@ def sample_splines_on_cpu(c: Tensor, x: Tensor) -> Tensor:
     return out.view(len(x), c.shape[1], *x.shape[2:])
 
 
-@njit(**OPTIONS)
+@compiled()
 def _sample(c: Array, x: Array, out: Array, first: int, last: int) -> None:
     channels, n0, n1, n2 = c.shape
     axes = len(x)
@@ -40,7 +40,7 @@ def _sample(c: Array, x: Array, out: Array, first: int, last: int) -> None:
             out[channel, p] = total
 
 
-@njit(inline="always", **OPTIONS)
+@compiled(inline="always")
 def _four(x: float, n: int, weights: Array) -> int:
     """The first of the four coefficients, of n, that count at index x of n - 2 voxels, and by how much they do."""
     x = min(max(x, 0.0), n - 3.0) if x == x else 0.0  # nowhere is treated like the first point

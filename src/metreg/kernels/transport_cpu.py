@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from metreg.grid import Array
-from metreg.kernels.share_cpu import OPTIONS, share, with_slabs
+from metreg.kernels.compile_cpu import compiled
+from metreg.kernels.share_cpu import share, with_slabs
 
 RING = 4
 """Slabs that are remembered of a stage of which its successor needs three."""
@@ -53,7 +53,7 @@ def _with_planes(t: Tensor) -> Tensor:
     return with_slabs(t).flatten(-2)
 
 
-@njit(**OPTIONS)
+@compiled()
 def _forward(f: Array, z: Array, out: Array, order: int, n2: int, first: int, last: int) -> None:
     """One step from f to `out`, for slabs `first` to `last` of all pairs."""
     pairs, channels, n0, size = f.shape
@@ -72,7 +72,7 @@ def _forward(f: Array, z: Array, out: Array, order: int, n2: int, first: int, la
                         _stage(f[b, c, i], g, z[b], into[i % len(into)], 1 / (order - stage), i, n2)
 
 
-@njit(**OPTIONS)
+@compiled()
 def _backward(
     f: Array, z: Array, p: Array, p_before: Array, z_grad: Array, order: int, n2: int, first: int, last: int
 ) -> None:
@@ -105,7 +105,7 @@ def _backward(
                             _pull_at_velocity(at, g, z_grad[b], 1 / (k + 1), i, n2)
 
 
-@njit(**OPTIONS)
+@compiled()
 def _stage(f: Array, g: Array, z: Array, out: Array, scale: float, i: int, n2: int) -> None:
     """out = f + scale sum_d z_d difference_d(g), in slab i of one channel.  f, out (n1 n2,); g (slabs, n1 n2), a ring."""
     axes, n0, size = z.shape
@@ -121,7 +121,7 @@ def _stage(f: Array, g: Array, z: Array, out: Array, scale: float, i: int, n2: i
         _add(out, wi, z[0, i], g[above % len(g)], g[below % len(g)])
 
 
-@njit(**OPTIONS)
+@compiled()
 def _adjoint_stage(q: Array, z: Array, out: Array, scale: float, i: int, n2: int) -> None:
     """out = scale sum_d difference_d^T (z_d q), in slab i of one channel."""
     axes, n0, size = z.shape
@@ -144,7 +144,7 @@ def _adjoint_stage(q: Array, z: Array, out: Array, scale: float, i: int, n2: int
             _add_one(out[a:b], from_here, z1[a:b], at[a:b])
 
 
-@njit(**OPTIONS)
+@compiled()
 def _pull_at_velocity(q: Array, g: Array, z_grad: Array, scale: float, i: int, n2: int) -> None:
     """z_grad_d += scale q difference_d(g), in slab i."""
     axes, n0, size = z_grad.shape
@@ -160,38 +160,38 @@ def _pull_at_velocity(q: Array, g: Array, z_grad: Array, scale: float, i: int, n
     _add_along_rows(z_grad[axes - 1, i], s, q, at, n2)
 
 
-@njit(inline="always", **OPTIONS)
+@compiled(inline="always")
 def _alike(n1: int) -> tuple[tuple[int, int], ...]:
     """Rows that are treated alike, from and to: the first two, those between, the last two."""
     inner = min(2, n1), max(n1 - 2, 2)
     return (0, 1), (1, inner[0]), inner, (inner[1], max(n1 - 1, inner[1])), (max(n1 - 1, inner[1]), n1)
 
 
-@njit(**OPTIONS)
+@compiled()
 def _sum(f: Array, g: Array, out: Array) -> None:
     for k in range(len(out)):
         out[k] = f[k] + g[k]
 
 
-@njit(**OPTIONS)
+@compiled()
 def _add(out: Array, w: float, z: Array, high: Array, low: Array) -> None:
     for k in range(len(out)):
         out[k] += w * z[k] * (high[k] - low[k])
 
 
-@njit(**OPTIONS)
+@compiled()
 def _add_one(out: Array, w: float, z: Array, q: Array) -> None:
     for k in range(len(out)):
         out[k] += w * z[k] * q[k]
 
 
-@njit(**OPTIONS)
+@compiled()
 def _add_two(out: Array, w: float, z: Array, q: Array, w_less: float, z_less: Array, q_less: Array) -> None:
     for k in range(len(out)):
         out[k] += w * z[k] * q[k] - w_less * z_less[k] * q_less[k]
 
 
-@njit(**OPTIONS)
+@compiled()
 def _along_rows(f: Array, g: Array, z: Array, out: Array, s: float, n2: int) -> None:
     """out = f + s z difference(g) along rows of n2 points: one loop over all rows, which knows no ends, and then these."""
     n = len(out)
@@ -204,7 +204,7 @@ def _along_rows(f: Array, g: Array, z: Array, out: Array, s: float, n2: int) -> 
         out[b] = f[b] + (s + s) * z[b] * (g[b] - g[b - 1])
 
 
-@njit(**OPTIONS)
+@compiled()
 def _along_rows_back(q: Array, z: Array, out: Array, s: float, n2: int) -> None:
     """out = s difference^T (z q) along rows of n2 points."""
     n = len(out)
@@ -218,7 +218,7 @@ def _along_rows_back(q: Array, z: Array, out: Array, s: float, n2: int) -> None:
             out[at] = before * z[low] * q[low] + here * z[at] * q[at] - after * z[high] * q[high]
 
 
-@njit(**OPTIONS)
+@compiled()
 def _add_along_rows(out: Array, s: float, z: Array, g: Array, n2: int) -> None:
     """out += s z difference(g) along rows of n2 points."""
     n = len(out)
@@ -232,14 +232,14 @@ def _add_along_rows(out: Array, s: float, z: Array, g: Array, n2: int) -> None:
         out[j * n2], out[(j + 1) * n2 - 1] = first[j], last[j]
 
 
-@njit(inline="always", **OPTIONS)
+@compiled(inline="always")
 def _neighbours(i: int, n: int, s: float) -> tuple[int, int, float]:
     """The indices before and after i, and the factor of their difference; a one-sided difference counts twice."""
     low, high = max(i - 1, 0), min(i + 1, n - 1)
     return low, high, s if high - low == 2 else s + s
 
 
-@njit(inline="always", **OPTIONS)
+@compiled(inline="always")
 def _adjoint_weights(i: int, n: int, s: float) -> tuple[float, float, float]:
     """What the values before, at and after i count in the adjoint of the difference (the last one is subtracted)."""
     none, twice = s - s, s + s  # of the type of s, as whole numbers are not

@@ -1,18 +1,15 @@
 """Linear interpolation in one cell of an image (n0, n1, n2), for kernels that numba compiles. In 2-D n0 = 1: i = ii, s = 0.
 
 The cell lies between i and ii, j and jj, k and kk along the axes; s, t and u say how far the point is beyond the first.
-Numba does not see, in what it has cached of other files, that something changed here: then remove __pycache__.
 """
 
 from __future__ import annotations
 
-from numba import njit
-
 from metreg.grid import Array
-from metreg.kernels.share_cpu import OPTIONS
+from metreg.kernels.compile_cpu import compiled
 
 
-@njit(inline="always", **OPTIONS)
+@compiled(inline="always")
 def value(f: Array, i: int, ii: int, j: int, jj: int, k: int, kk: int, s: float, t: float, u: float) -> float:
     a, b = f[i, j, k] + u * (f[i, j, kk] - f[i, j, k]), f[i, jj, k] + u * (f[i, jj, kk] - f[i, jj, k])
     front = a + t * (b - a)
@@ -22,7 +19,7 @@ def value(f: Array, i: int, ii: int, j: int, jj: int, k: int, kk: int, s: float,
     return front + s * (c + t * (e - c) - front)
 
 
-@njit(inline="always", **OPTIONS)
+@compiled(inline="always")
 def value_and_slopes(
     f: Array, i: int, ii: int, j: int, jj: int, k: int, kk: int, s: float, t: float, u: float
 ) -> tuple[float, float, float, float]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from metreg.grid import Array, Grid
-from metreg.kernels.share_cpu import OPTIONS, share, with_slabs
+from metreg.kernels.compile_cpu import compiled
+from metreg.kernels.share_cpu import share, with_slabs
 
 
 class WarpOnCpu(torch.autograd.Function):
@@ -53,7 +53,7 @@ def _scales(grid: Grid, like: Tensor) -> Array:
     return (1 / np.array(grid.spacing)).astype(like.numpy().dtype)
 
 
-@njit(**OPTIONS)
+@compiled()
 def _warp(f: Array, x: Array, out: Array, scales: Array, first: int, last: int) -> None:
     """f (B, n0 n1 n2)"""
     n0, n1, n2 = out.shape[1:]
@@ -70,7 +70,7 @@ def _warp(f: Array, x: Array, out: Array, scales: Array, first: int, last: int) 
             _values(f[b], n0, n1, corner, beyond[0], beyond[1], beyond[2], out[b, i, j])
 
 
-@njit(**OPTIONS)
+@compiled()
 def _adjoint(f: Array, x: Array, p: Array, part: Array, scales: Array, first: int, last: int) -> None:
     n0, n1, n2 = p.shape[1:]
     axes, c1, c2 = x.shape[1], x.shape[3], x.shape[4]
@@ -97,7 +97,7 @@ def _adjoint(f: Array, x: Array, p: Array, part: Array, scales: Array, first: in
                 _gather(pull[d, j], low, portion, part[b, d, i, j])
 
 
-@njit(inline="always", **OPTIONS)
+@compiled(inline="always")
 def _between(i: int, n: int, count: int) -> tuple[int, float]:
     """Of `count` points in the place of n the one at or below voxel i, and how far i is beyond it."""
     ratio = (count - 1) / (n - 1) if n > 1 else 0.0
@@ -105,7 +105,7 @@ def _between(i: int, n: int, count: int) -> tuple[int, float]:
     return low, i * ratio - low
 
 
-@njit(**OPTIONS)
+@compiled()
 def _between_all(n: int, count: int, like: Array) -> tuple[Array, Array]:
     """The same for all n voxels of a row."""
     low, portion = np.empty(n, np.uint32), np.empty(n, like.dtype)
@@ -114,7 +114,7 @@ def _between_all(n: int, count: int, like: Array) -> tuple[Array, Array]:
     return low, portion
 
 
-@njit(**OPTIONS)
+@compiled()
 def _come_from(x: Array, i: int, n0: int, scales: Array, low: Array, portion: Array, plane: Array) -> None:
     """Where slab i comes from, in voxels of the source (D, c1, n2): the map interpolated along first and last axis."""
     axes, c0, c1, c2 = x.shape
@@ -132,7 +132,7 @@ def _come_from(x: Array, i: int, n0: int, scales: Array, low: Array, portion: Ar
                 out[k] = row[low[k]] + portion[k] * (after[low[k]] - row[low[k]])
 
 
-@njit(**OPTIONS)
+@compiled()
 def _row_of(plane: Array, j: int, n1: int, at: Array) -> None:
     """Where row j of the slab comes from, (D, n2)."""
     axes, c1, n2 = plane.shape
@@ -144,7 +144,7 @@ def _row_of(plane: Array, j: int, n1: int, at: Array) -> None:
             out[k] = here * a[k] + there * b[k]
 
 
-@njit(**OPTIONS)
+@compiled()
 def _cells(at: Array, n0: int, n1: int, corner: Array, beyond: Array) -> None:
     """The first corners of the cells around positions, clamped to the image, and how far they are beyond them."""
     axes, n2 = at.shape
@@ -156,7 +156,7 @@ def _cells(at: Array, n0: int, n1: int, corner: Array, beyond: Array) -> None:
     _cell(at[axes - 1], n2, 1, corner, beyond[2])
 
 
-@njit(**OPTIONS)
+@compiled()
 def _cell(x: Array, n: int, step: int, corner: Array, beyond: Array) -> None:
     first, last, none, end = np.int32(0), np.int32(max(n - 2, 0)), x.dtype.type(0), x.dtype.type(n - 1)
     for k in range(len(x)):
@@ -167,7 +167,7 @@ def _cell(x: Array, n: int, step: int, corner: Array, beyond: Array) -> None:
         beyond[k] -= x.dtype.type(max(min(np.int32(beyond[k]), last), first))
 
 
-@njit(**OPTIONS)
+@compiled()
 def _values(f: Array, n0: int, n1: int, corner: Array, s: Array, t: Array, u: Array, out: Array) -> None:
     """Interpolated between the eight corners of every cell, of f (n0 n1 n2,)."""
     n2 = len(out)
@@ -182,7 +182,7 @@ def _values(f: Array, n0: int, n1: int, corner: Array, s: Array, t: Array, u: Ar
         out[k] = front + s[k] * (back - front)
 
 
-@njit(**OPTIONS)
+@compiled()
 def _slopes(f: Array, n0: int, n1: int, corner: Array, beyond: Array, slopes: Array) -> None:
     """Derivatives of those values along the axes, (3, n2)."""
     n2 = len(corner)
@@ -202,7 +202,7 @@ def _slopes(f: Array, n0: int, n1: int, corner: Array, beyond: Array, slopes: Ar
         along2[k] = front + s[k] * (back - front)
 
 
-@njit(**OPTIONS)
+@compiled()
 def _keep_inside(slope: Array, x: Array, n: int) -> None:
     """Beyond the image its outermost value goes on."""
     none, end = x.dtype.type(0), x.dtype.type(n - 1)
@@ -210,19 +210,19 @@ def _keep_inside(slope: Array, x: Array, n: int) -> None:
         slope[k] = slope[k] if x[k] > none and x[k] < end else none
 
 
-@njit(**OPTIONS)
+@compiled()
 def _times(f: Array, scale: float, g: Array) -> None:
     for k in range(len(f)):
         f[k] *= scale * g[k]
 
 
-@njit(**OPTIONS)
+@compiled()
 def _add(f: Array, scale: float, g: Array) -> None:
     for k in range(len(f)):
         f[k] += scale * g[k]
 
 
-@njit(**OPTIONS)
+@compiled()
 def _gather(pull: Array, low: Array, portion: Array, out: Array) -> None:
     """The adjoint of interpolation along a row."""
     last = len(out) - 1
