@@ -42,7 +42,7 @@ class Plan:
     """Iterations of L-BFGS after which nothing changes any more."""
     silent_pairs: tuple[int, int] = (40, 100)
     """Pairs without texture: those on which lambda is chosen, and those that are measured."""
-    regularities: tuple[float, ...] = (1.0, 3.0, 30.0, 300.0, 1000.0)
+    regularities: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 30.0, 300.0, 1000.0, 3000.0, 10000.0)
     """Lambdas to choose from where images are silent."""
     kinds: tuple[str, ...] = tuple(KINDS)
     truth: bool = True
