@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
-from metreg.config import changed, make_settings
-from metreg.evaluate.rings import RingBatch
-from metreg.learn.train import train
-from metreg.pipeline import version_of
+from metreg.experiments.rings.batch import RingBatch
+from metreg.experiments.rings.draw import ring_pair
+from metreg.learn.curriculum import train
+from metreg.pipeline.register import version_of
+from metreg.settings.model import changed, make_settings
 from metreg.solve.register import register_pair
-from metreg.synthetic import ring_pair
 
 SETTINGS = make_settings("paper2d")
 

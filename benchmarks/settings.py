@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from metreg.data.datasets import PairFiles, read_pairs
-from metreg.data.formats import Image
-from metreg.data.io import read_image, read_labels
-from metreg.evaluate.regularity import jacobian_facts
-from metreg.grid import Array
-from metreg.pipeline import register
+from metreg.core.grid import Array
+from metreg.io.image import Image
+from metreg.io.images import read_image, read_labels
+from metreg.io.tables import PairFiles, read_pairs
+from metreg.measure.regularity import jacobian_facts
+from metreg.pipeline.register import register
 
 open_scan, open_labels = cache(read_image), cache(read_labels)
 

@@ -22,7 +22,7 @@ def verbs() -> Iterator[tuple[str, Any]]:
     """The name of every verb, and its command; a group's are `group verb`."""
     import typer.main
 
-    from metreg.cli import app
+    from metreg.cli.main import app
 
     yield from _commands(typer.main.get_command(app))
 
@@ -67,7 +67,7 @@ def _row(param: Any, kind: str) -> str:
 
 def settings_page() -> str:
     """Every setting with its default, what it may be and what it does; then what the presets change."""
-    from metreg.config import PRESETS, Settings
+    from metreg.settings.model import PRESETS, Settings
 
     lines = []
     for prefix, model in _models(Settings):
@@ -93,7 +93,7 @@ def settings_page() -> str:
 
 def setting_names() -> list[str]:
     """Every dotted key."""
-    from metreg.config import Settings
+    from metreg.settings.model import Settings
 
     return [
         f"{prefix}.{name}" if prefix else name

@@ -44,7 +44,7 @@ def _denormals() -> Iterator[None]:
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Kernels on CPUs are shared among so many threads, however little there is to do."""
     count: int = request.param
-    monkeypatch.setattr("metreg.kernels.share_cpu.LITTLE", -1)
+    monkeypatch.setattr("metreg.kernels.cpu.parallel.LITTLE", -1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: count)
     return count
 
@@ -74,14 +74,14 @@ def bend(points: np.ndarray) -> np.ndarray:
 
 def bent_picture(shape: tuple[int, ...], affine: np.ndarray) -> np.ndarray:
     """The blob after that deformation."""
-    from metreg.grid import world_points
+    from metreg.core.grid import world_points
 
     return blob(bend(world_points(shape, affine))).reshape(shape).astype(np.float32)
 
 
 def picture(shape: tuple[int, ...], affine: np.ndarray, move: np.ndarray | None = None) -> np.ndarray:
     """The blob on a grid, after a homogeneous `move` of world points."""
-    from metreg.grid import transform_points, world_points
+    from metreg.core.grid import transform_points, world_points
 
     points = world_points(shape, affine)
     return blob(points if move is None else transform_points(move, points)).reshape(shape).astype(np.float32)

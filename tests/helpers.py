@@ -21,8 +21,8 @@ def random_field(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64)
 
 def curious_network(dim: int, seed: int = 0) -> LearnedMetric:
     """A network that looks at the momentum too, in double precision, its output far enough from none to matter."""
-    from metreg.config import LearnedSettings, MetricSettings, NetworkSettings
     from metreg.metric.learned import LearnedMetric
+    from metreg.settings.model import LearnedSettings, MetricSettings, NetworkSettings
 
     settings = LearnedSettings(network=NetworkSettings(momentum_input=True, width=6, kernel=3))
     model = LearnedMetric(dim, MetricSettings(), settings, torch.Generator().manual_seed(seed)).double().eval()

@@ -109,7 +109,7 @@ def _run_shell(text: str) -> None:
     if not all(line.startswith("metreg ") for line in lines):
         subprocess.run(["bash", "-euc", text], check=True)
         return
-    from metreg.cli import app
+    from metreg.cli.main import app
 
     for line in lines:
         command, _, printed = line.partition(" > ")
@@ -201,7 +201,7 @@ def test_the_reference_lists_every_verb_with_its_options() -> None:
 def test_the_reference_lists_every_setting_with_its_default() -> None:
     import generated
 
-    from metreg.config import Settings
+    from metreg.settings.model import Settings
 
     page = generated.settings_page()
     listed = re.findall(r"^\| `([\w.]+)` \|", page.split("## Presets")[0], flags=re.MULTILINE)
@@ -241,7 +241,7 @@ def test_the_settings_in_the_table_of_the_paper_are_those_of_its_presets() -> No
     """`KEY = VALUE` is what both presets have; every other name is that of a setting."""
     import generated
 
-    from metreg.config import make_settings
+    from metreg.settings.model import make_settings
 
     known = set(generated.setting_names()) | {"learned.network"}
     presets = [make_settings(name) for name in ("paper2d", "paper3d")]

@@ -10,20 +10,20 @@ import pytest
 import torch
 
 from helpers import curious_network, random_field
-from metreg.config import AffineSettings, make_settings
-from metreg.data.formats import Image
-from metreg.evaluate.rings import RingBatch
+from metreg.core.grid import Array, Grid, transform_points
+from metreg.experiments.rings.batch import RingBatch
+from metreg.experiments.rings.draw import ring_pair
 from metreg.flow.stationary import flow, transport
-from metreg.grid import Array, Grid, transform_points
+from metreg.io.image import Image
 from metreg.kernels.replay import Replay
-from metreg.learn.train import train
+from metreg.learn.curriculum import train
+from metreg.prepare.affine import align
+from metreg.settings.model import AffineSettings, make_settings
 from metreg.similarity.lncc import lncc
 from metreg.similarity.mi import mutual_information
 from metreg.similarity.ncc import ncc
-from metreg.solve.affine import align
-from metreg.solve.multiscale import map_grid_of
+from metreg.solve.pyramid import map_grid_of
 from metreg.solve.register import make_metric, register_pair
-from metreg.synthetic import ring_pair
 
 pytestmark = pytest.mark.gpu
 

@@ -11,15 +11,15 @@ import torch
 
 from conftest import bent_picture, centred, picture
 from helpers import curious_network
-from metreg.config import make_settings
-from metreg.evaluate.rings import RingBatch
-from metreg.grid import Array
-from metreg.learn.train import train
-from metreg.pipeline import register
-from metreg.results import Result
-from metreg.solve.multiscale import map_grid_of
+from metreg.core.grid import Array
+from metreg.experiments.rings.batch import RingBatch
+from metreg.experiments.rings.draw import ring_pair
+from metreg.learn.curriculum import train
+from metreg.pipeline.register import register
+from metreg.result.result import Result
+from metreg.settings.model import make_settings
+from metreg.solve.pyramid import map_grid_of
 from metreg.solve.register import register_pair
-from metreg.synthetic import ring_pair
 from pretend_gpu import OnGpu, pretended_gpu
 
 LITTLE = ["solve.iterations=[6, 4, 3]"]

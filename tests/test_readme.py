@@ -76,7 +76,7 @@ def test_the_learning_example_runs(data: Path, tmp_path: Path) -> None:
 
 
 def test_the_table_of_verbs_is_complete() -> None:
-    from metreg.cli import app
+    from metreg.cli.main import app
 
     verbs = {command.name or command.callback.__name__ for command in app.registered_commands}
     verbs |= {group.typer_instance.info.name for group in app.registered_groups}

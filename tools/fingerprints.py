@@ -28,7 +28,7 @@ from safetensors.numpy import load_file
 FEW = ["--set", "solve.iterations=[6,5,4]"]
 SGD_2D = ["--preset", "paper2d", "--set", "solve.iterations=[8]", "--set", "solve.local_iterations=[8]"]
 SGD_3D = ["--preset", "paper3d", "--set", "solve.iterations=[4]", "--set", "solve.local_iterations=[4]"]
-TIMED = ("seconds", "memory")
+TIMED = ("second", "memory")
 """Columns and entries with these words in their names differ from run to run."""
 
 
@@ -51,7 +51,11 @@ def save(path: Path, values: np.ndarray, spacing: tuple[float, ...], kind: type 
 
 def make_inputs(folder: Path) -> None:
     """Images, masks, labels, weights and tables of pairs."""
-    cases = {"flat": ((48, 44), (2.0, 2.5)), "solid": ((30, 28, 26), (3.0, 3.0, 3.5)), "thick": ((36, 34, 10), (2.0, 2.0, 8.0))}
+    cases = {
+        "flat": ((48, 44), (2.0, 2.5)),
+        "solid": ((30, 28, 26), (3.0, 3.0, 3.5)),
+        "thick": ((36, 34, 10), (2.0, 2.0, 8.0)),
+    }
     for name, (shape, spacing) in cases.items():
         for who, shift in (("a", 0.0), ("b", 0.12), ("c", -0.1)):
             picture = blobs(shape, shift)
@@ -89,7 +93,14 @@ def cases() -> dict[str, list[str]]:
         "solid": [*solid, *FEW],
         "solid_paper": [*solid, *SGD_3D],
         "solid_masks": [*solid, *FEW, "--moving-mask", "solid_a_mask.nii.gz", "--fixed-mask", "solid_b_mask.nii.gz"],
-        "solid_labels": [*solid, *FEW, "--moving-labels", "solid_a_labels.nii.gz", "--fixed-labels", "solid_b_labels.nii.gz"],
+        "solid_labels": [
+            *solid,
+            *FEW,
+            "--moving-labels",
+            "solid_a_labels.nii.gz",
+            "--fixed-labels",
+            "solid_b_labels.nii.gz",
+        ],
         "solid_weights": [*solid, *FEW, "--weights", "weights.nii.gz"],
         "solid_fourier": [*solid, *FEW, "--set", "metric.realisation=fourier"],
         "solid_brain": [*solid, "--metric", "brain-t1", "--set", "solve.iterations=[4,4,4]"],
@@ -98,7 +109,15 @@ def cases() -> dict[str, list[str]]:
         "train_lbfgs": ["train", "flat.csv", *short],
         "train_paper": ["train", "flat.csv", "--preset", "paper2d", *short],
         "train_h1": ["train", "flat.csv", "--preset", "paper2d", *short, "--set", "learned.variation_kind=h1"],
-        "train_momentum": ["train", "flat.csv", "--preset", "paper2d", *short, "--set", "learned.network.momentum_input=true"],
+        "train_momentum": [
+            "train",
+            "flat.csv",
+            "--preset",
+            "paper2d",
+            *short,
+            "--set",
+            "learned.network.momentum_input=true",
+        ],
         "train_solid": ["train", "solid.csv", "--set", "train.epochs=[1,2]", "--set", "train.batch=2"],
         "learned": [*flat, *FEW, "--metric", trained],
         "learned_mean": [*flat, *FEW, "--metric", f"mean:{trained}"],
@@ -165,7 +184,9 @@ def of_log(path: Path) -> dict[str, str]:
     """Numbers of every epoch."""
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     names = [name for name in records[0] if not any(word in name for word in TIMED)]
-    return {name: hashlib.sha256(json.dumps([record[name] for record in records]).encode()).hexdigest()[:16] for name in names}
+    return {
+        name: hashlib.sha256(json.dumps([record[name] for record in records]).encode()).hexdigest()[:16] for name in names
+    }
 
 
 READERS: dict[str, Callable[[Path], dict[str, str]]] = {
@@ -211,12 +232,12 @@ def main() -> int:
             found |= fingerprints(folder / case)
     if given.what == "write":
         given.file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        print(f"{len(found)} hashes of {len(chosen)} cases")
+        print(f"{len(found)} hashes of {len(chosen)} cases")  # noqa: T201
         return 0
     before = json.loads(given.file.read_text(encoding="utf-8"))
     kept = {name: value for name, value in before.items() if name.split("/")[0] in chosen}
     lines = differences(kept, found)
-    print("\n".join(lines) or f"all {len(found)} hashes of {len(chosen)} cases are the same")
+    print("\n".join(lines) or f"all {len(found)} hashes of {len(chosen)} cases are the same")  # noqa: T201
     return int(bool(lines))
 
 

@@ -11,7 +11,7 @@ import torch
 
 import metreg
 from metreg import plots
-from metreg.synthetic import ring_pair
+from metreg.experiments.rings.draw import ring_pair
 
 # %%
 # The pair is drawn by a generator, so it is the same at every run. A pixel is 1 mm, and the unit square of the paper is

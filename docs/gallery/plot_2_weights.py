@@ -13,7 +13,7 @@ import torch
 
 import metreg
 from metreg import plots
-from metreg.synthetic import ring_pair
+from metreg.experiments.rings.draw import ring_pair
 
 pair = ring_pair(torch.Generator().manual_seed(4))
 affine = np.eye(3)

@@ -12,9 +12,9 @@ import torch
 
 import metreg
 from metreg import plots
-from metreg.fields import jacobian_determinant
+from metreg.core.fields import jacobian_determinant
+from metreg.experiments.rings.draw import ring_pair
 from metreg.flow.maps import bernstein_minimum, certify, count_folds
-from metreg.synthetic import ring_pair
 
 # %%
 # A map that folds

@@ -7,15 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from metreg.checks import MetregError as MetregError
-    from metreg.config import Settings as Settings
-    from metreg.config import make_settings as make_settings
-    from metreg.data.transforms import read_transform as read_transform
-    from metreg.grid import Grid as Grid
-    from metreg.pipeline import register as register
+    from metreg.core.grid import Grid as Grid
+    from metreg.errors import MetregError as MetregError
+    from metreg.io.transforms import read_transform as read_transform
+    from metreg.pipeline.register import register as register
     from metreg.report import plots as plots
-    from metreg.results import Result as Result
-    from metreg.solve.momentum import read_momentum as read_momentum
+    from metreg.result.momentum import read_momentum as read_momentum
+    from metreg.result.result import Result as Result
+    from metreg.settings.model import Settings as Settings
+    from metreg.settings.model import make_settings as make_settings
 
 # torch's threads wait for their next work a few microseconds at full speed instead of milliseconds: meanwhile others have
 # some (kernels.share_cpu). This is read when torch is first imported; what the user has set stays.
@@ -24,15 +24,15 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 # in the order in which data walks through the house; loaded when first asked for, so that `import metreg` is quick
 _HOMES = {
-    "MetregError": "checks",
-    "Settings": "config",
-    "make_settings": "config",
-    "Grid": "grid",
-    "read_transform": "data.transforms",
+    "MetregError": "errors",
+    "Settings": "settings.model",
+    "make_settings": "settings.model",
+    "Grid": "core.grid",
+    "read_transform": "io.transforms",
     "plots": "report.plots",
-    "Result": "results",
-    "read_momentum": "solve.momentum",
-    "register": "pipeline",
+    "Result": "result.result",
+    "read_momentum": "result.momentum",
+    "register": "pipeline.register",
 }
 __all__ = list(_HOMES)
 
@@ -41,7 +41,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'metreg' has no attribute '{name}'")
     home = import_module(f"metreg.{_HOMES[name]}")
-    return home if _HOMES[name].endswith(f".{name}") else getattr(home, name)
+    return getattr(home, name, home)  # plots is a module
 
 
 def __dir__() -> list[str]:

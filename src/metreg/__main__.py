@@ -1,6 +1,6 @@
 """`python -m metreg` is `metreg`."""
 
-from metreg.cli import main
+from metreg.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -15,17 +15,17 @@ import pytest
 
 from conftest import bent_picture, centred, picture
 from helpers import is_running, wait_until
-from metreg.apply import load_transform
 from metreg.bench.environment import open_environment, wanted
 from metreg.bench.peers import Bench, check_bench, measure_all, peers_summary, prepare, run_all
 from metreg.bench.process import run_fresh
 from metreg.bench.tools import PEERS, Tool, tools_of
-from metreg.checks import MetregError
-from metreg.cli import main
-from metreg.config import Settings, make_settings
-from metreg.data.datasets import PairFiles, read_pairs
-from metreg.data.io import read_image
-from metreg.processes import TERMINATED
+from metreg.cli.main import main
+from metreg.errors import MetregError
+from metreg.io.images import read_image
+from metreg.io.tables import PairFiles, read_pairs
+from metreg.many.processes import TERMINATED
+from metreg.pipeline.apply import load_transform
+from metreg.settings.model import Settings, make_settings
 
 FOLDER = Path(os.environ.get("METREG_PEERS", Path(__file__).resolve().parents[2] / ".venv-peers"))
 PYTHON = FOLDER / "bin" / "python"
@@ -66,7 +66,8 @@ def test_a_tool_ends_with_the_process_that_runs_it(way: signal.Signals, tmp_path
     number = tmp_path / "number"
     tool = f"import os, pathlib, time; pathlib.Path({str(number)!r}).write_text(str(os.getpid())); time.sleep(60)"
     script = (
-        "import pathlib, sys\nfrom metreg.bench.process import run_fresh\nfrom metreg.processes import ending_in_order\n"
+        "import pathlib, sys\nfrom metreg.bench.process import run_fresh\n"
+        "from metreg.many.processes import ending_in_order\n"
         f"with ending_in_order():\n    run_fresh([sys.executable, '-c', {tool!r}], cores=1, log=pathlib.Path('log.txt'))"
     )
     process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stderr=subprocess.PIPE, text=True)

@@ -9,9 +9,9 @@ import torch
 from typer.testing import CliRunner
 
 from metreg.bench.iteration import Case, Iteration, bench_protocol
-from metreg.cli import app
-from metreg.config import make_settings
+from metreg.cli.main import app
 from metreg.kernels import is_compiled, plain_torch
+from metreg.settings.model import make_settings
 
 
 def test_one_iteration(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from test_steps import smooth_velocity
 from torch import Tensor
 
 from helpers import random_field
-from metreg.fields import determinant, gradient, jacobian_determinant
+from metreg.core.fields import determinant, gradient, jacobian_determinant
+from metreg.core.grid import Grid
 from metreg.flow.maps import bernstein_minimum, certify, compose, count_folds, invert, smooth_out_folds
 from metreg.flow.stationary import flow
-from metreg.grid import Grid
 
 
 def identity(grid: Grid) -> Tensor:

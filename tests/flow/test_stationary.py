@@ -6,11 +6,11 @@ from test_steps import smooth_velocity
 from torch.autograd import gradcheck
 
 from helpers import observed_order, random_field
-from metreg.checks import MetregError
-from metreg.fields import speed
+from metreg.core.fields import speed
+from metreg.core.grid import Grid
+from metreg.errors import MetregError
 from metreg.flow.maps import compose
 from metreg.flow.stationary import exponentiate, flow, needed_steps, reach
-from metreg.grid import Grid
 
 
 @pytest.mark.parametrize("dim", [2, 3])

@@ -11,15 +11,18 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from metreg.grid import Grid
-from metreg.kernels import ncc_gpu, smooth_gpu, transport_gpu, warp_gpu
-from metreg.kernels.convolve import convolve
-from metreg.kernels.folding_gpu import FoldingOnGpu
-from metreg.kernels.lncc_gpu import LnccOnGpu
-from metreg.kernels.ncc_gpu import WarpedNcc
-from metreg.kernels.smooth_gpu import Sharp
-from metreg.kernels.speed_gpu import fastest
-from metreg.kernels.warp_gpu import Warp
+from metreg.core.grid import Grid
+from metreg.kernels.triton import ncc as ncc_gpu
+from metreg.kernels.triton import smooth as smooth_gpu
+from metreg.kernels.triton import transport as transport_gpu
+from metreg.kernels.triton import warp as warp_gpu
+from metreg.kernels.triton.convolve import convolve
+from metreg.kernels.triton.folding import FoldingOnGpu
+from metreg.kernels.triton.lncc import LnccOnGpu
+from metreg.kernels.triton.ncc import WarpedNcc
+from metreg.kernels.triton.smooth import Sharp
+from metreg.kernels.triton.speed import fastest
+from metreg.kernels.triton.warp import Warp
 from metreg.metric.gaussian import SeparableGaussians
 
 

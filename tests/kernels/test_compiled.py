@@ -7,10 +7,10 @@ from typing import Literal
 import pytest
 import torch
 
+from metreg.core.grid import Grid
+from metreg.core.resample import sample, upsample, warp
 from metreg.flow.maps import bernstein_coefficients, bernstein_minimum, folding, plain_folding
-from metreg.grid import Grid
-from metreg.interpolate import sample, upsample, warp
-from metreg.kernels.sample_cpu import sample_on_cpu
+from metreg.kernels.cpu.sample import sample_on_cpu
 from metreg.similarity.lncc import Lncc, lncc
 
 SHAPES = [(13, 17, 11), (21, 18), (2, 5, 40), (2, 9)]
@@ -61,8 +61,8 @@ def test_sample(
 
 
 def test_sample_takes_the_kernel_for_many_points_without_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metreg.interpolate.MANY", 10)
-    monkeypatch.setattr("metreg.kernels.sample_cpu._sample", lambda f, x, steps, nearest, zero, out, *parts: out.fill(7))
+    monkeypatch.setattr("metreg.core.resample.MANY", 10)
+    monkeypatch.setattr("metreg.kernels.cpu.sample._sample", lambda f, x, steps, nearest, zero, out, *parts: out.fill(7))
     grid = Grid((3, 4), (1.0, 1.0))
     f = torch.rand(1, 1, 3, 4)
     assert sample(f, grid.points(f), grid).unique().tolist() == [7]

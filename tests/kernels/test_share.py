@@ -11,7 +11,7 @@ from threading import get_ident
 import pytest
 import torch
 
-from metreg.kernels.share_cpu import LITTLE, share
+from metreg.kernels.cpu.parallel import LITTLE, share
 
 
 @pytest.fixture(autouse=True)

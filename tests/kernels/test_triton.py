@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from helpers import random_field
-from metreg.fields import inner, speed
+from metreg.core.fields import inner, speed
+from metreg.core.grid import Grid
+from metreg.core.resample import sample, upsample
 from metreg.flow.maps import plain_folding
 from metreg.flow.steps import ORDER, step
-from metreg.grid import Grid
-from metreg.interpolate import sample, upsample
 from metreg.metric.gaussian import SeparableGaussians
 from metreg.metric.multi_gaussian import MultiGaussian, border_window
 from metreg.similarity import lncc as lncc_module
@@ -51,7 +51,7 @@ def test_every_kernel_compiles_for_a_gpu_though_there_may_be_none() -> None:
 @pytest.mark.parametrize("shape", [(2, 3), (9, 17), (2, 3, 2), (5, 7, 6)])
 @pytest.mark.parametrize("scheme", list(ORDER))
 def test_transport(scheme: str, shape: tuple[int, ...], together: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from metreg.kernels import transport_gpu
+    from metreg.kernels.triton import transport as transport_gpu
 
     monkeypatch.setattr(transport_gpu, "TOGETHER", together)
     grid = Grid(shape, (0.2, 0.25, 0.3)[: len(shape)])
@@ -82,8 +82,8 @@ def test_transport(scheme: str, shape: tuple[int, ...], together: int, monkeypat
 def test_convolution(
     shape: tuple[int, ...], channels: tuple[int, int], width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from metreg.kernels import convolve as module
-    from metreg.kernels.convolve import convolve
+    from metreg.kernels.triton import convolve as module
+    from metreg.kernels.triton.convolve import convolve
 
     if DEVICE == "cpu":  # the interpreter takes its time for every block
         monkeypatch.setattr(module, "SPLITS", 2)
@@ -100,7 +100,7 @@ def test_convolution(
 @pytest.mark.parametrize("factor", [0.4, 0.5, 1.0, (0.5, 1.0, 0.6), (1.0, 0.5, 1.0)])
 @pytest.mark.parametrize("shape", [(9, 8), (12, 7, 11)])
 def test_warp(shape: tuple[int, ...], factor: float | tuple[float, ...]) -> None:
-    from metreg.kernels.warp_gpu import Warp
+    from metreg.kernels.triton.warp import Warp
 
     grid = Grid(shape, (0.1, 0.12, 0.15)[: len(shape)])
     coarse = grid.coarsen(factor if isinstance(factor, float) else factor[: len(shape)])
@@ -118,7 +118,7 @@ def test_warp(shape: tuple[int, ...], factor: float | tuple[float, ...]) -> None
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(("shape", "factor"), [((9, 8), 0.5), ((12, 7, 11), 0.4), ((12, 7, 11), (0.5, 0.6, 1.0))])
 def test_correlation_of_the_warped(shape: tuple[int, ...], factor: float | tuple[float, ...], masked: bool) -> None:
-    from metreg.kernels.ncc_gpu import WarpedNcc
+    from metreg.kernels.triton.ncc import WarpedNcc
 
     grid = Grid(shape, (0.1, 0.12, 0.15)[: len(shape)])
     coarse = grid.coarsen(factor if isinstance(factor, float) else factor[: len(shape)])
@@ -137,7 +137,7 @@ def test_correlation_of_the_warped(shape: tuple[int, ...], factor: float | tuple
 @pytest.mark.parametrize(("masked", "noise"), [(False, 0.0), (True, 0.0), (False, 0.15), (True, 0.15)])
 @pytest.mark.parametrize(("shape", "window"), [((19, 18), 5), ((12, 7, 11), 7), ((6, 9, 33), 5)])
 def test_local_correlation(shape: tuple[int, ...], window: int, masked: bool, noise: float) -> None:
-    from metreg.kernels.lncc_gpu import LnccOnGpu
+    from metreg.kernels.triton.lncc import LnccOnGpu
 
     warped, target = torch.rand(2, 2, 1, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     mask = (random_field(2, 1, *shape, seed=3) > -0.5).double() if masked else None
@@ -153,7 +153,7 @@ def test_local_correlation(shape: tuple[int, ...], window: int, masked: bool, no
 
 @pytest.mark.parametrize("shape", [(7, 9), (2, 3), (5, 4, 6), (2, 3, 2)])
 def test_folding(shape: tuple[int, ...]) -> None:
-    from metreg.kernels.folding_gpu import FoldingOnGpu
+    from metreg.kernels.triton.folding import FoldingOnGpu
 
     grid = Grid(shape, (0.1, 0.12, 0.15)[: len(shape)])
     phi = (
@@ -173,7 +173,7 @@ def test_folding(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("shape", [(9, 17), (5, 7, 6), pytest.param((37, 41, 35), marks=pytest.mark.gpu)])
 def test_smoothing(shape: tuple[int, ...], local: bool, windowed: bool) -> None:
     """Momentum to velocity, its length and its speed, with the gradients towards momentum and weights."""
-    from metreg.kernels.smooth_gpu import Sharp
+    from metreg.kernels.triton.smooth import Sharp
 
     grid = Grid(shape, (0.1, 0.12, 0.15)[: len(shape)])
     gaussians = SeparableGaussians(grid, torch.tensor([0.05, 0.2, 0.5], dtype=torch.float64))
@@ -198,7 +198,7 @@ def test_smoothing(shape: tuple[int, ...], local: bool, windowed: bool) -> None:
 
 @pytest.mark.parametrize("shape", [(9, 17), (5, 70, 6)])
 def test_the_fastest_point(shape: tuple[int, ...]) -> None:
-    from metreg.kernels.speed_gpu import fastest
+    from metreg.kernels.triton.speed import fastest
 
     grid = Grid(shape, (0.1, 0.12, 0.15)[: len(shape)])
     v = random_field(2, len(shape), *shape)

@@ -8,8 +8,8 @@ import torch
 from torch.autograd import gradcheck
 
 from helpers import adjoint_gap, random_field
-from metreg.grid import Grid
-from metreg.interpolate import along_axis
+from metreg.core.grid import Grid
+from metreg.core.resample import along_axis
 from metreg.metric.gaussian import FourierGaussians, SeparableGaussians, make_gaussians
 
 SIGMA = torch.tensor([0.01, 0.05, 0.1, 0.2], dtype=torch.float64)

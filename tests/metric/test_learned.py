@@ -12,15 +12,15 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from helpers import random_field
-from metreg.config import LearnedSettings, MetricSettings, NetworkSettings
-from metreg.fields import gradient
-from metreg.grid import Grid
-from metreg.interpolate import downsample, upsample
+from metreg.core.fields import gradient
+from metreg.core.grid import Grid
+from metreg.core.resample import downsample, upsample
 from metreg.metric.learned import LearnedMetric
 from metreg.metric.multi_gaussian import default_weights
 from metreg.metric.network import WeightNetwork
 from metreg.metric.penalties import colour_variation, edge_weight, out_of_range, safe_norm, square_variation, transport
 from metreg.metric.simplex import LEAST, plain_softmax, to_simplex, weighted_linear_softmax
+from metreg.settings.model import LearnedSettings, MetricSettings, NetworkSettings
 
 SIGMA = torch.tensor([0.01, 0.05, 0.1, 0.2], dtype=torch.float64)
 SET_POINT = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)

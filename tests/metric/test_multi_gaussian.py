@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from helpers import adjoint_gap, random_field
-from metreg.grid import Grid
+from metreg.core.grid import Grid
 from metreg.metric.gaussian import make_gaussians
 from metreg.metric.multi_gaussian import MultiGaussian, border_window, default_weights
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from browser import browser, need_browser, opened
-
 from test_evaluation import folder, table
 
 __all__ = ["folder", "table"]  # fixtures

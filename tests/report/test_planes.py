@@ -8,7 +8,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from metreg.evaluate.overlap import Overlap
+from metreg.measure.overlap import Overlap
 from metreg.report.planes import cuts, middle_of
 from metreg.report.plots import overlap_bars, panel
 
@@ -73,7 +73,7 @@ def test_pixels_and_voxels_belong_together(name: str) -> None:
 
 
 def test_a_sagittal_slice_file_says_so(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    from metreg.data.io import read_image
+    from metreg.io.images import read_image
 
     values = np.zeros((1, 24, 16), np.float32)
     values[0, :6] = 1  # the low end of y: the patient's back

@@ -16,7 +16,7 @@ import pytest
 from browser import Opened, browser, need_browser, opened
 
 from conftest import bent_picture, centred, picture
-from metreg.grid import world_points
+from metreg.core.grid import world_points
 from metreg.report import viewer
 from metreg.report.viewer import Layer, viewer_html
 

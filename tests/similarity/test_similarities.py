@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from helpers import adjoint_gap, random_field
-from metreg.config import SimilaritySettings
-from metreg.grid import Grid
+from metreg.core.grid import Grid
+from metreg.settings.model import SimilaritySettings
 from metreg.similarity import Similarity, window_on
 from metreg.similarity.lncc import lncc, window_sum, worth
 from metreg.similarity.mi import cubic_b_spline, mutual_information

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from helpers import curious_network
-from metreg.config import FlowSettings, MetricSettings, SimilaritySettings, SolveSettings
-from metreg.energy import Energy, Objective, Problem, Scene, Slope
-from metreg.grid import Grid
+from metreg.core.grid import Grid
+from metreg.settings.model import FlowSettings, MetricSettings, SimilaritySettings, SolveSettings
 from metreg.similarity import Similarity
 from metreg.solve import lbfgs
+from metreg.solve.energy import Energy, Objective, Problem, Scene, Slope
 from metreg.solve.lbfgs import MEMORY, Lbfgs
-from metreg.solve.optimise import minimise
+from metreg.solve.loop import minimise
 from metreg.solve.register import make_metric
 from metreg.solve.timesteps import TimeSteps
 

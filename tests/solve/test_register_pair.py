@@ -5,17 +5,17 @@ import pytest
 import torch
 
 from helpers import random_field
-from metreg.checks import MetregError
-from metreg.config import make_settings
-from metreg.evaluate.displacement import displacement_error
+from metreg.core.grid import Grid
+from metreg.core.resample import sample, upsample
+from metreg.errors import MetregError
+from metreg.experiments.rings.draw import DISC, RING, RingPair, ring_pair
 from metreg.flow.maps import certify, compose, count_folds
-from metreg.grid import Grid
-from metreg.interpolate import sample, upsample
+from metreg.measure.displacement import displacement_error
+from metreg.settings.model import make_settings
 from metreg.similarity.ncc import ncc
-from metreg.solve.multiscale import levels, map_grid_of, plan_levels, shrunk
-from metreg.solve.optimise import clip_each, has_stalled, nesterov_step
+from metreg.solve.loop import clip_each, has_stalled, nesterov_step
+from metreg.solve.pyramid import levels, map_grid_of, plan_levels, shrunk
 from metreg.solve.register import register_pair
-from metreg.synthetic import DISC, RING, RingPair, ring_pair
 
 SHORT = {"paper2d": {"solve.iterations": [60]}, "default": {"solve.iterations": [20, 20, 10]}}
 

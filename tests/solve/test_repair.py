@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from helpers import curious_network, random_field
-from metreg.config import FlowSettings, MetricSettings, make_settings
-from metreg.fields import speed
+from metreg.core.fields import speed
+from metreg.core.grid import Grid
 from metreg.flow.maps import bernstein_minimum, certify, count_folds
 from metreg.flow.stationary import flow
-from metreg.grid import Grid
+from metreg.settings.model import FlowSettings, MetricSettings, make_settings
 from metreg.solve.register import make_metric, register_pair
 from metreg.solve.repair import MARGIN, repair_folds
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from metreg.config import make_settings
-from metreg.data.io import read_image
-from metreg.data.transforms import Affine, Transform, write_transform
-from metreg.solve.affine import align
+from metreg.io.images import read_image
+from metreg.io.transforms import Affine, Transform, write_transform
+from metreg.prepare.affine import align
+from metreg.settings.model import make_settings
 
 
 def main() -> None:

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from metreg.checks import MetregError
-from metreg.processes import run_command
+from metreg.errors import MetregError
+from metreg.many.processes import run_command
 
 PINS = Path(__file__).with_name("peers.txt")
 PINS_WITH_TORCH = Path(__file__).with_name("peers_torch.txt")

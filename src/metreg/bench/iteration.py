@@ -11,17 +11,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from metreg.config import FlowSettings, MetricSettings, Settings, SimilaritySettings, SolveSettings
-from metreg.energy import Objective, Scene
+from metreg.core.grid import Grid
 from metreg.flow.stationary import flow
-from metreg.grid import Grid
 from metreg.kernels import plain_torch
 from metreg.kernels.memory import kept_memory
 from metreg.kernels.replay import Replay
 from metreg.metric.simplex import to_simplex
+from metreg.settings.model import FlowSettings, MetricSettings, Settings, SimilaritySettings, SolveSettings
 from metreg.similarity import Similarity
-from metreg.solve.multiscale import map_grid_of
-from metreg.solve.optimise import minimise
+from metreg.solve.energy import Objective, Scene
+from metreg.solve.loop import minimise
+from metreg.solve.pyramid import map_grid_of
 from metreg.solve.register import make_metric
 
 COPY_BYTES = 2**28

@@ -12,10 +12,10 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 
-from metreg.config import changed, make_settings
-from metreg.data.transforms import write_transform
-from metreg.evaluate.regularity import FoldCount
-from metreg.pipeline import register
+from metreg.io.transforms import write_transform
+from metreg.measure.regularity import FoldCount
+from metreg.pipeline.register import register
+from metreg.settings.model import changed, make_settings
 
 
 def main() -> None:

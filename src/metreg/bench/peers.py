@@ -16,28 +16,28 @@ from typing import Any
 
 import numpy as np
 
-from metreg.apply import load_transform
 from metreg.bench.environment import wanted
 from metreg.bench.process import Run, available_cores, run_fresh
 from metreg.bench.tools import Tool
-from metreg.checks import MetregError
-from metreg.choice import MEAN
-from metreg.config import Settings
-from metreg.data.datasets import PairFiles, stem
-from metreg.data.formats import Image
-from metreg.data.io import read_image, write_image
-from metreg.data.points import Frame
-from metreg.data.resume import content_of, contents_of, differences, hash_of
-from metreg.data.transforms import Field, write_transform
-from metreg.data.whole import whole_file, write_whole
-from metreg.evaluate.regularity import FoldCount
-from metreg.evaluation import Rows, begin, evaluate
-from metreg.methods import AFFINE, Method
+from metreg.errors import MetregError
+from metreg.evaluate.methods import AFFINE, Method
+from metreg.evaluate.run import Rows, begin, evaluate
+from metreg.io.atomic import whole_file, write_whole
+from metreg.io.image import Image
+from metreg.io.images import read_image, write_image
+from metreg.io.points import Frame
+from metreg.io.tables import PairFiles, stem
+from metreg.io.transforms import Field, write_transform
+from metreg.many.claim import content_of, contents_of, differences, hash_of
+from metreg.measure.regularity import FoldCount
 from metreg.metric.store import metric_path, shipped_names
-from metreg.pipeline import version_of
+from metreg.pipeline.apply import load_transform
+from metreg.pipeline.register import version_of
+from metreg.pipeline.resolve import MEAN
 from metreg.report.evaluation import BEFORE_REPAIR, compare_overlaps, write_evaluation
 from metreg.report.evaluation import NAMES as EVALUATION
 from metreg.report.tables import Table, difference_table
+from metreg.settings.model import Settings
 
 NAMES = EVALUATION | {"transforms", "images", "logs", "peers.md"}
 """What the comparison writes into its folder."""

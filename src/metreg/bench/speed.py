@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from metreg.bench.iteration import Case, Iteration, bench_iteration, bench_protocol, copy_bandwidth, measure, smooth_noise
-from metreg.checks import MetregError
-from metreg.config import changed, make_settings
-from metreg.grid import Grid
+from metreg.core.grid import Grid
+from metreg.errors import MetregError
+from metreg.learn.curriculum import train
 from metreg.learn.pairs import TrainingPairs
-from metreg.learn.train import train
-from metreg.pipeline import version_of
+from metreg.pipeline.register import version_of
+from metreg.settings.model import changed, make_settings
 
 Tell = Callable[[str], None]
 COUNTS = {"batch": (1, 2, 4, 8), "gaussians": (1, 2, 4, 8), "steps": (5, 10, 20, 40)}

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-PROCESSES = Path(__file__).resolve().parents[1] / "processes.py"
+PROCESSES = Path(__file__).resolve().parents[1] / "many" / "processes.py"
 """Read as a file: importing metreg would need its packages, and memory for them."""
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from metreg.bench.environment import packages_of
-from metreg.checks import MetregError
-from metreg.methods import AFFINE, methods_of, split_name
+from metreg.errors import MetregError
+from metreg.evaluate.methods import AFFINE, methods_of, split_name
 
 HERE = Path(__file__).parent
 

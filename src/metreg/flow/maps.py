@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metreg.fields import determinant
-from metreg.grid import Grid
-from metreg.interpolate import sample
+from metreg.core.fields import determinant
+from metreg.core.grid import Grid
+from metreg.core.resample import sample
 from metreg.kernels import is_compiled, is_fast
 
 SLAB = 16
@@ -117,12 +117,12 @@ def folding(phi: Tensor, grid: Grid, least: float) -> Tensor:
     """The integral of (1 - det / least)+^2, the mean over the corners of every cell.  (B, D, *S) -> (B,)."""
     scale = grid.cell_volume / (2**grid.dim * least**2)
     if is_compiled(phi):
-        from metreg.kernels.folding_cpu import FoldingOnCpu
+        from metreg.kernels.cpu.folding import FoldingOnCpu
 
         lack: Tensor = FoldingOnCpu.apply(phi, grid, least)  # type: ignore[no-untyped-call]
         return scale * lack
     if is_fast(phi):
-        from metreg.kernels.folding_gpu import FoldingOnGpu
+        from metreg.kernels.triton.folding import FoldingOnGpu
 
         lack = FoldingOnGpu.apply(phi, grid, least)  # type: ignore[no-untyped-call]
         return scale * lack
@@ -168,7 +168,7 @@ def _lowest(phi: Tensor, grid: Grid) -> Tensor:
 def bernstein_minimum(phi: Tensor, grid: Grid) -> Tensor:
     """The smallest of the `bernstein_coefficients`: the determinant is nowhere below it.  (B, D, *S) -> (B, *(S-1))."""
     if is_compiled(phi) and grid.dim == 3:
-        from metreg.kernels.bernstein_cpu import bernstein_minimum_3d
+        from metreg.kernels.cpu.bernstein import bernstein_minimum_3d
 
         return bernstein_minimum_3d(phi, grid)
     return bernstein_coefficients(phi, grid).amin(0)

@@ -7,11 +7,11 @@ from typing import Literal
 
 from torch import Tensor
 
-from metreg.checks import MetregError
-from metreg.fields import speed
+from metreg.core.fields import speed
+from metreg.core.grid import Grid
+from metreg.core.resample import sample
+from metreg.errors import MetregError
 from metreg.flow.steps import ORDER, transport_steps
-from metreg.grid import Grid
-from metreg.interpolate import sample
 
 Integrator = Literal["rk4", "squaring"]
 RK4_REACH = 0.75 * 2 * math.sqrt(2)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from metreg.fields import difference
-from metreg.grid import Grid
+from metreg.core.fields import difference
+from metreg.core.grid import Grid
 from metreg.kernels import transport_kernels
 
 ORDER = {"euler": 1, "midpoint": 2, "rk4": 4}

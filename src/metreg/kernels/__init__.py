@@ -30,11 +30,11 @@ class TransportKernels(Protocol):
 def transport_kernels(f: Tensor) -> TransportKernels | None:
     """The kernels for tensors like f, if there are any."""
     if is_compiled(f):
-        import metreg.kernels.transport_cpu as on_cpu
+        import metreg.kernels.cpu.transport as on_cpu
 
         return cast(TransportKernels, on_cpu)
     if is_fast(f):
-        import metreg.kernels.transport_gpu as on_gpu
+        import metreg.kernels.triton.transport as on_gpu
 
         return cast(TransportKernels, on_gpu)
     return None
@@ -43,23 +43,14 @@ def transport_kernels(f: Tensor) -> TransportKernels | None:
 def load_kernels(like: Tensor) -> None:
     """Import what tensors like this one will be given to, and launch a kernel: the first time, that takes a while."""
     if is_fast(like):
-        from metreg.kernels.speed_gpu import fastest
+        from metreg.kernels.triton.speed import fastest
 
         fastest(like.new_zeros(1, 2, 2, 2), (1.0, 1.0))
-        for name in ("convolve", "smooth_gpu", "transport_gpu", "ncc_gpu", "lncc_gpu", "folding_gpu"):
-            import_module(f"metreg.kernels.{name}")
+        for name in ("convolve", "smooth", "transport", "ncc", "lncc", "folding"):
+            import_module(f"metreg.kernels.triton.{name}")
     elif is_compiled(like):
-        for name in (
-            "transport_cpu",
-            "warp_cpu",
-            "lncc_cpu",
-            "folding_cpu",
-            "bernstein_cpu",
-            "sample_cpu",
-            "splines_cpu",
-            "affine_cpu",
-        ):
-            import_module(f"metreg.kernels.{name}")
+        for name in ("transport", "warp", "lncc", "folding", "bernstein", "sample", "splines", "affine"):
+            import_module(f"metreg.kernels.cpu.{name}")
 
 
 def is_compiled(f: Tensor) -> bool:

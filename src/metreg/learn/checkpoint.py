@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from metreg.checks import MetregError
-from metreg.config import Settings
-from metreg.data.resume import differences
-from metreg.data.tensors import read_tensors, write_tensors
+from metreg.errors import MetregError
+from metreg.io.tensors import read_tensors, write_tensors
+from metreg.many.claim import differences
+from metreg.settings.model import Settings
 
 FORMAT = "metreg-checkpoint-1"
 

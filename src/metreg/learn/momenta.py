@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metreg.checks import MetregError
+from metreg.errors import MetregError
 
 Home = Literal["device", "host", "disk"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from metreg.checks import MetregError
-from metreg.energy import Scene
-from metreg.grid import Grid
+from metreg.core.grid import Grid
+from metreg.errors import MetregError
+from metreg.solve.energy import Scene
 
 
 @dataclass(frozen=True, eq=False)

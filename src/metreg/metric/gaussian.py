@@ -9,8 +9,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from metreg.grid import Grid
-from metreg.interpolate import along_axis
+from metreg.core.grid import Grid
+from metreg.core.resample import along_axis
 
 Realisation = Literal["separable", "fourier"]
 LEAST_GAIN = 0.01

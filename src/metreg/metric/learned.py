@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from metreg.config import LearnedSettings, MetricSettings
-from metreg.grid import Grid
-from metreg.interpolate import downsample
+from metreg.core.grid import Grid
+from metreg.core.resample import downsample
 from metreg.metric.base import Penalties, Weighting
 from metreg.metric.gaussian import make_gaussians
 from metreg.metric.multi_gaussian import default_weights
@@ -24,6 +23,7 @@ from metreg.metric.penalties import (
     transport,
 )
 from metreg.metric.simplex import plain_softmax, to_simplex, weighted_linear_softmax
+from metreg.settings.model import LearnedSettings, MetricSettings
 
 EDGE_SMOOTHING = 0.01
 """Standard deviation with which the source is smoothed before its edges are looked for."""

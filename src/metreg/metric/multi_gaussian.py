@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from metreg.fields import inner, speed
-from metreg.grid import Grid
+from metreg.core.fields import inner, speed
+from metreg.core.grid import Grid
 from metreg.kernels import is_fast
 from metreg.metric.base import Motion, Penalties, Weighting
 from metreg.metric.gaussian import Gaussians, SeparableGaussians
@@ -70,7 +70,7 @@ class MultiGaussian:
         return is_fast(m) and (w.dim() > 1 or isinstance(self.gaussians, SeparableGaussians))
 
     def _fast(self, m: Tensor, w: Tensor) -> Motion:
-        from metreg.kernels.smooth_gpu import Sharp
+        from metreg.kernels.triton.smooth import Sharp
 
         gaussians = self.gaussians
         return Motion(*Sharp.apply(m, w, self.tau, gaussians.matrices, gaussians.grid.spacing))  # type: ignore[no-untyped-call]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from metreg.config import NetworkSettings
 from metreg.kernels import is_fast
+from metreg.settings.model import NetworkSettings
 
 CONVOLUTION = {2: nn.Conv2d, 3: nn.Conv3d}
 FIRST_SLOPE = 0.025
@@ -57,7 +57,7 @@ def _convolve(layer: nn.Module, x: Tensor) -> Tensor:
     """On a GPU by a kernel that leaves its result channels-last in memory."""
     if not is_fast(x):
         return layer(x)
-    from metreg.kernels.convolve import convolve
+    from metreg.kernels.triton.convolve import convolve
 
     return convolve(x, layer.weight)  # type: ignore[arg-type]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from metreg.fields import forward_differences, gradient
-from metreg.grid import Grid
+from metreg.core.fields import forward_differences, gradient
+from metreg.core.grid import Grid
 
 Gradient = Callable[[Tensor, Grid], Tensor]
 """Of f (B, C, *S), by some differences: (B, C, D, *S)."""

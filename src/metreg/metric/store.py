@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metreg.checks import MetregError
-from metreg.config import AS_TRAINED, OWN_RANGE, LearnedSettings, MetricSettings, Settings
-from metreg.data.tensors import read_tensors, write_tensors
-from metreg.grid import Array, Grid
+from metreg.core.grid import Array, Grid
+from metreg.errors import MetregError
+from metreg.io.tensors import read_tensors, write_tensors
 from metreg.metric.learned import LearnedMetric
+from metreg.settings.model import AS_TRAINED, OWN_RANGE, LearnedSettings, MetricSettings, Settings
 
 FORMAT = "metreg-metric-1"
 TEMPLATE = "template"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from metreg.grid import Array
+from metreg.core.grid import Array
 from metreg.report.plots import RED
 
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from metreg.config import Settings
-from metreg.data.whole import whole_file, write_whole
-from metreg.evaluate.regularity import FoldCount
-from metreg.evaluate.statistics import Comparison, compare, describe
-from metreg.grid import Array
+from metreg.core.grid import Array
+from metreg.io.atomic import whole_file, write_whole
+from metreg.measure.regularity import FoldCount
+from metreg.measure.statistics import Comparison, compare, describe
 from metreg.report.boxes import method_boxes
 from metreg.report.page import Card, Section, png, render
 from metreg.report.tables import SHARES, Table, jacobian_table, overlap_table, published_row
+from metreg.settings.model import Settings
 
 NAMES = frozenset(
     [

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from metreg.data.formats import Image
-from metreg.grid import Array
+from metreg.core.grid import Array
+from metreg.io.image import Image
 from metreg.report.viewer import Layer
 
 ENOUGH = 500_000

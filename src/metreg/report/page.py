@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from metreg.grid import Array
+from metreg.core.grid import Array
 from metreg.report.tables import Table
 
 DPI = 110

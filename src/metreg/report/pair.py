@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from metreg.config import Settings
-from metreg.evaluate.regions import Region
-from metreg.grid import Array
+from metreg.core.grid import Array
+from metreg.measure.regions import Region
 from metreg.report.page import Card, Html, Section, data_uri, render, template
 from metreg.report.planes import Plane
 from metreg.report.plots import Registered, energy_curves, jacobian_histogram, metric_maps, panel
 from metreg.report.tables import Table
-from metreg.solve.result import Record
+from metreg.settings.model import Settings
+from metreg.solve.registration import Record
 
 NO_VIEWER = "The interactive viewer is not part of this installation (its script comes with the wheel, or by make viewer)."
 

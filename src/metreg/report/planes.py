@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from metreg.data.formats import Image
-from metreg.data.intensity import BACKGROUND
-from metreg.data.transforms import Field, sample_at
-from metreg.fields import jacobian_determinant
-from metreg.grid import Array, Grid, transform_points, voxel_size
-from metreg.interpolate import sample
+from metreg.core.fields import jacobian_determinant
+from metreg.core.grid import Array, Grid, transform_points, voxel_size
+from metreg.core.resample import sample
+from metreg.io.image import Image
+from metreg.io.transforms import Field, sample_at
+from metreg.prepare.intensity import BACKGROUND
 
 TOWARDS = ("RL", "AP", "SI")
 """Along each world axis, the letter where a picture begins and the one where it ends."""

@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from metreg.evaluate.overlap import Overlap
-from metreg.grid import Array
+from metreg.core.grid import Array
+from metreg.measure.overlap import Overlap
 from metreg.report.planes import Plane, Shown
 from metreg.report.sheet import Sheet
 

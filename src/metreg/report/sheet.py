@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from metreg.grid import Array
+from metreg.core.grid import Array
 from metreg.report.planes import Cut, Plane
 
 WIDTH, FEWEST = 15.0, 4

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from metreg.evaluate.statistics import FEW_PEOPLE, PERCENTILES, Comparison, describe
-from metreg.grid import Array
+from metreg.core.grid import Array
+from metreg.measure.statistics import FEW_PEOPLE, PERCENTILES, Comparison, describe
 
 SHARES = tuple(f"p{share}" for share in PERCENTILES)
 

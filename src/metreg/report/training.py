@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from metreg.config import Settings
-from metreg.energy import Energy
 from metreg.report.page import Card, Section, render
 from metreg.report.planes import Plane
 from metreg.report.plots import energy_curves, panel
 from metreg.report.tables import Table
+from metreg.settings.model import Settings
+from metreg.solve.energy import Energy
 
 
 def training_page(

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from metreg.evaluate.overlap import labels_in, ranks
-from metreg.grid import Array
+from metreg.core.grid import Array
+from metreg.measure.overlap import labels_in, ranks
 
 COLOURS = ("gray", "viridis", "inferno", "PuOr", "RdBu", "hot", "cool")
 """The colour maps on offer, matplotlib's, as in the figures; PuOr and RdBu diverge from the middle of the window."""

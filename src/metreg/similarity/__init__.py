@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from metreg.config import SimilaritySettings
-from metreg.grid import Grid
-from metreg.interpolate import warp
+from metreg.core.grid import Grid
+from metreg.core.resample import warp
 from metreg.kernels import is_fast
+from metreg.settings.model import SimilaritySettings
 from metreg.similarity.lncc import Lncc
 from metreg.similarity.mi import mutual_information
 from metreg.similarity.ncc import TINY, ncc
@@ -37,7 +37,7 @@ class Similarity:
     def of_map(self, source: Tensor, phi_inv: Tensor, target: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
         """Of I0 o phi_inv and the target on `grid`; the map (B, D, *C) may live on a coarser grid of the same box."""
         if self.settings.name == "ncc" and is_fast(phi_inv) and source.shape[1] == 1 and not source.requires_grad:
-            from metreg.kernels.ncc_gpu import WarpedNcc
+            from metreg.kernels.triton.ncc import WarpedNcc
 
             value: Tensor = WarpedNcc.apply(source, phi_inv, target, mask, grid, TINY)  # type: ignore[no-untyped-call]
             return self.settings.weight * value

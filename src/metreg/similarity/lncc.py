@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from metreg.interpolate import along_axis
+from metreg.core.resample import along_axis
 from metreg.kernels import is_compiled, is_fast
 from metreg.metric.gaussian import gaussian_matrix
 
@@ -104,13 +104,13 @@ class Lncc:
         simple = self.kernel == "box" and warped.shape[1] == 1 and target.dtype == warped.dtype
         by_log = (self.noise, span(self.noise))
         if simple and is_fast(warped):
-            from metreg.kernels.lncc_gpu import LnccOnGpu
+            from metreg.kernels.triton.lncc import LnccOnGpu
 
             found: Tensor = LnccOnGpu.apply(warped, target, mask, self.window, TINY, FLAT, *by_log)  # type: ignore[no-untyped-call]
             return found
         if not simple or not is_compiled(warped):
             return lncc(warped, target, mask, window=self.window, kernel=self.kernel, noise=self.noise)
-        from metreg.kernels.lncc_cpu import LnccOnCpu
+        from metreg.kernels.cpu.lncc import LnccOnCpu
 
         self._look_at(target, mask)
         value: Tensor = LnccOnCpu.apply(centred(warped), self.b, mask, self.facts, self.window, TINY, *by_log)  # type: ignore[no-untyped-call]

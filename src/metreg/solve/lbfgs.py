@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from metreg.energy import Energy, Slope
-from metreg.fields import speed
+from metreg.core.fields import speed
+from metreg.core.grid import Grid
 from metreg.flow.stationary import FASTEST, reach
-from metreg.grid import Grid
+from metreg.solve.energy import Energy, Slope
 from metreg.solve.timesteps import TimeSteps
 
 MEMORY = 5

@@ -8,23 +8,23 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from metreg.checks import MetregError, check_field
-from metreg.config import FlowSettings, MetricSettings, Settings
-from metreg.energy import Objective
+from metreg.core.grid import Grid
+from metreg.core.resample import downsample, upsample
+from metreg.errors import MetregError, check_field
 from metreg.flow.maps import invert, smooth_out_folds
 from metreg.flow.stationary import flow
-from metreg.grid import Grid
-from metreg.interpolate import downsample, upsample
 from metreg.kernels.memory import kept_memory
 from metreg.metric.base import Weighting
 from metreg.metric.gaussian import make_gaussians
 from metreg.metric.multi_gaussian import MultiGaussian, border_window, default_weights
 from metreg.metric.simplex import to_simplex
+from metreg.settings.model import FlowSettings, MetricSettings, Settings
 from metreg.similarity import Similarity
-from metreg.solve.multiscale import Level, levels, map_grid_of
-from metreg.solve.optimise import minimise
+from metreg.solve.energy import Objective
+from metreg.solve.loop import minimise
+from metreg.solve.pyramid import Level, levels, map_grid_of
+from metreg.solve.registration import Record, Registration
 from metreg.solve.repair import look_for_folds, repair_folds
-from metreg.solve.result import Record, Registration
 
 WeightsOf = Callable[..., Weighting]
 """`(m, grid=...)`: from a momentum and its grid to the weights (B, N, *S) there, and what they cost."""

@@ -9,14 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from metreg.config import FlowSettings
-from metreg.energy import Energy, Slope, too_far
+from metreg.core.grid import Grid
 from metreg.flow.maps import bernstein_coefficients, bernstein_minimum, count_folds
 from metreg.flow.stationary import FASTEST, flow
-from metreg.grid import Grid
 from metreg.metric.multi_gaussian import MultiGaussian
+from metreg.settings.model import FlowSettings
+from metreg.solve.energy import Energy, Slope, too_far
 from metreg.solve.lbfgs import Lbfgs
-from metreg.solve.result import Repair
+from metreg.solve.registration import Repair
 from metreg.solve.timesteps import TimeSteps
 
 MARGIN = 1e-3

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from metreg.config import FlowSettings
 from metreg.flow.stationary import FASTEST, needed_steps, reach
+from metreg.settings.model import FlowSettings
 
 
 class TimeSteps:

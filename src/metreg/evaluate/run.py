@@ -1,0 +1,267 @@
+"""From pairs and methods to tables, on one page: register or read, measure, compare, draw, write."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metreg.core.grid import Array
+from metreg.core.resample import downsample
+from metreg.errors import pick_device
+from metreg.evaluate.inputs import FORMAT, Inputs, record_of
+from metreg.evaluate.methods import (
+    Method,
+    facts_beside,
+    find_transforms,
+    intensities_of,
+    inverse_beside,
+    with_one_intensity,
+)
+from metreg.io.atomic import write_whole
+from metreg.io.images import read_mask
+from metreg.io.points import Frame
+from metreg.io.tables import PairFiles
+from metreg.io.transforms import Affine, Transform
+from metreg.many.claim import check_resume, write_record
+from metreg.many.executor import workers
+from metreg.measure.pair import Case, measure, open_case
+from metreg.measure.regularity import FoldCount
+from metreg.pipeline.apply import load_transform
+from metreg.pipeline.register import read_label_names, register, version_of
+from metreg.prepare.affine import align
+from metreg.prepare.intensity import BACKGROUND
+from metreg.report.evaluation import Published, badness, write_evaluation
+from metreg.result.result import Result
+from metreg.settings.model import Settings, changed
+
+WORST = 5
+"""Pairs of every method whose pages are kept."""
+
+
+Rows = list[dict[str, Any]]
+
+
+def begin(out: Path, settings: Settings) -> None:
+    """Make the folder, or see that what lies there was made with the same settings."""
+    record, given = out / "runs" / "plan.json", {"settings": settings.model_dump(mode="json")}
+    if record.is_file():
+        check_resume(record, given, form=FORMAT, folder=out)
+    write_record(record, given, form=FORMAT)
+
+
+def evaluate(
+    files: Sequence[PairFiles],
+    methods: Sequence[Method],
+    out: Path,
+    settings: Settings,
+    *,
+    device: str = "auto",
+    frame: Frame | None = None,
+    label_names: Path | None = None,
+    jobs: int = 1,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Rows:
+    """Every method on every pair; what is done is kept in `out/runs`, and not done again. Gives a row for each.
+
+    What was made of other files than those given now is refused, and left as it is.
+
+    `jobs` processes each take a pair at a time; they share the cores, and the GPU if there is one.
+    """
+    names = read_label_names(label_names)
+    settings = with_one_intensity([method.metric for method in methods if method.metric is not None], settings)
+    transforms = transforms_of(methods, files)
+    inputs = Inputs(files, methods, transforms, names, frame)
+    inputs.check(out)
+    run = _Run(files, methods, out, settings, names, device, frame, transforms, inputs)
+    rows = []
+    with workers(run.rows_of, min(jobs, len(files))) as each:
+        for found in each(range(1, len(files) + 1)):
+            rows += found
+            for row in found:
+                told = f"target overlap {row['target_overlap']:.4f}, " if "target_overlap" in row else ""
+                tell(f"pair {row['pair']} of {len(files)}, {row['method']}: {told}{row['folds']} folds")
+    _keep_worst(out / "pages", rows)
+    return rows
+
+
+def transforms_of(methods: Sequence[Method], files: Sequence[PairFiles]) -> dict[str, list[Path]]:
+    """The transform of every pair, by the names of methods that read them; what is missing or unclear is refused."""
+    return {method.name: find_transforms(method.folder, files) for method in methods if method.folder is not None}
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """All that is asked for."""
+
+    files: Sequence[PairFiles]
+    methods: Sequence[Method]
+    out: Path
+    settings: Settings
+    names: dict[int, str]
+    device: str
+    frame: Frame | None
+    transforms: dict[str, list[Path]]
+    """By method the file of every pair, where they are read."""
+    inputs: Inputs
+    seen: Rows = field(default_factory=list)
+    """Of pairs that this process has been through."""
+
+    def rows_of(self, number: int) -> Rows:
+        """Every method on one pair, unless that is done already."""
+        pair, rows, work = self.files[number - 1], [], None
+        about = {"pair": number, "moving": str(pair.moving), "fixed": str(pair.fixed), "subjects": list(pair.subjects)}
+        for method in self.methods:
+            record = record_of(self.out, method, number)
+            if not record.is_file():
+                work = work or _Work(number, pair, open_case(pair, self.frame), self.settings, self.names, self.device)
+                own = self.transforms.get(method.name)
+                row, result = work.row(method, None if own is None else own[number - 1])
+                if result is not None and row in _worst([*self.seen, row], method.name):
+                    page = replace(result, label_names=self.names).report(viewer=False)
+                    write_whole(_page_of(self.out / "pages", row), page)
+                made_of = self.inputs.of(method, number)
+                write_whole(record, json.dumps({"format": FORMAT, "made_of": made_of, "row": row}, indent=1))
+            kept = json.loads(record.read_text(encoding="utf-8"))["row"]
+            rows.append(kept | about)  # files of the same content may have moved, and people may be named now
+        self.seen.extend(rows)
+        return rows
+
+
+@dataclass(eq=False)
+class _Work:
+    """One pair, and what its methods share."""
+
+    number: int
+    files: PairFiles
+    case: Case
+    settings: Settings
+    names: dict[int, str]
+    device: str
+
+    @cached_property
+    def alignment(self) -> tuple[Array, float]:
+        """Fixed to moving points, and the seconds it took to find."""
+        start, masks = time.perf_counter(), (self.files.moving_mask, self.files.fixed_mask)
+        moving_mask, fixed_mask = (
+            None if path is None else read_mask(path, image)
+            for path, image in zip(masks, (self.case.moving, self.case.fixed), strict=True)
+        )
+        matrix = align(
+            self.case.moving,
+            self.case.fixed,
+            self.settings.affine,
+            moving_mask=moving_mask,
+            fixed_mask=fixed_mask,
+            length_mm=self.settings.length_mm,
+            device=pick_device(self.device),
+        )
+        return matrix, time.perf_counter() - start
+
+    def row(self, method: Method, path: Path | None) -> tuple[dict[str, Any], Result | None]:
+        """What is measured of this pair under one method, and the registration if that is what was done.
+
+        `path` is the file of its transform, where that is read.
+        """
+        result = None
+        if path is not None:
+            transform, inverse, facts = _read_transform(path)
+        elif method.metric is None:
+            matrix, seconds = self.alignment
+            parts = Transform((Affine(matrix),)), Transform((Affine(np.linalg.inv(matrix)),))
+            transform, inverse, facts = *parts, {"seconds": seconds}
+        else:
+            result = self._register(method.metric, changed(self.settings, method.changes))
+            transform, inverse, facts = result.transform, result.inverse, self._facts(result)
+        measured, overlaps = measure(self.case, transform, inverse)
+        by_label = [] if overlaps is None else overlaps.rows(self.names)
+        row = {
+            "pair": self.number,
+            "moving": str(self.files.moving),
+            "fixed": str(self.files.fixed),
+            "subjects": self.files.subjects,
+            "method": method.name,
+            **measured,
+            **facts,
+            "by_label": by_label,
+        }
+        return row, result
+
+    def _register(self, metric: str, settings: Settings) -> Result:
+        return register(
+            self.case.moving,
+            self.case.fixed,
+            metric=metric,
+            settings=settings,
+            moving_mask=self.files.moving_mask,
+            fixed_mask=self.files.fixed_mask,
+            moving_labels=self.case.moving_labels,
+            fixed_labels=self.case.fixed_labels,
+            alignment=self.alignment[0],
+            device=self.device,
+        )
+
+    def _facts(self, result: Result) -> dict[str, Any]:
+        """Costs, and what the metric was: its mean weights over what the source shows, sigma(x) region by region."""
+        metric, grid = result.registration.metric, result.registration.grid
+        shown = downsample(result.pair.source, grid)[0] > BACKGROUND
+        regions = {region.label: region.sigma_mm for region in result.regions} if metric.w.dim() > 1 else {}
+        return {
+            "seconds": self.alignment[1] + sum(result.facts["seconds"].values()),
+            **{name: value for name, value in result.facts.items() if "memory" in name},
+            **FoldCount.of(result.registration.repair).row(),
+            "metric_licence": result.metric_licence,
+            "intensities": intensities_of(result.metric, result.settings),
+            "mean_weights": [float(w[shown[0]].mean()) for w in metric.local_weights()[0]],
+            "sigma_mm_by_label": regions,
+        }
+
+
+def _read_transform(path: Path) -> tuple[Transform, Transform | None, dict[str, Any]]:
+    """Another tool's transform, its inverse where it lies beside it, and the costs that a JSON file beside it tells."""
+    inverse = inverse_beside(path)
+    costs = facts_beside(path)
+    facts = json.loads(costs.read_text(encoding="utf-8")) if costs.is_file() else {}
+    facts.pop("made_of", None)  # what peers were given is for their own resume
+    return load_transform(path), load_transform(inverse) if inverse.is_file() else None, facts
+
+
+def _worst(rows: Rows, method: str) -> Rows:
+    """Those whose pages are kept."""
+    return sorted((row for row in rows if row["method"] == method), key=badness)[:WORST]
+
+
+def _keep_worst(pages: Path, rows: Rows) -> None:
+    """Take away pages of pairs that were among the worst only for a while."""
+    for method in {row["method"] for row in rows}:
+        kept = {_page_of(pages, row) for row in _worst(rows, method)}
+        for page in (pages / method).glob("*.html"):
+            if page not in kept:
+                page.unlink()
+
+
+def _page_of(pages: Path, row: dict[str, Any]) -> Path:
+    return pages / row["method"] / f"{row['pair']:04d}.html"
+
+
+def write_report(
+    out: Path, rows: Rows, settings: Settings, *, reference: str | None = None, published: Published | None = None
+) -> dict[str, Any]:
+    """Tables, figures and the page of what `evaluate` found, beside what others published. Gives the summary."""
+    return write_evaluation(
+        out,
+        rows,
+        settings,
+        command=shlex.join(sys.argv),
+        versions={name: version_of(name) for name in ("metreg", "torch", "numpy", "scipy")},
+        reference=reference,
+        published=published,
+    )
