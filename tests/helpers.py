@@ -24,7 +24,7 @@ def curious_network(dim: int, seed: int = 0) -> LearnedMetric:
     from metreg.metric.learned import LearnedMetric
     from metreg.settings.model import LearnedSettings, MetricSettings, NetworkSettings
 
-    settings = LearnedSettings(network=NetworkSettings(momentum_input=True, width=6, kernel=3))
+    settings = LearnedSettings(network=NetworkSettings(momentum_input=True))
     model = LearnedMetric(dim, MetricSettings(), settings, torch.Generator().manual_seed(seed)).double().eval()
     with torch.no_grad():
         model.network.layers[-1].weight.fill_(0.15)  # type: ignore[union-attr, operator]

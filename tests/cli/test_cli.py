@@ -141,7 +141,10 @@ def mistakes(pair_files: tuple[Path, Path], tmp_path: Path) -> dict[str, Path]:
         ("{moving} {fixed} -o {out} --set similarity.nme=ncc", "similarity.nme: unknown setting; did you mean 'name'?"),
         ("{moving} {fixed} -o {out} --device cuda:31", "device: 'cuda:31' was asked for"),
         ("{moving} {fixed} -o {out} --preset brian", "preset: unknown 'brian'"),
-        ("{moving} {fixed} -o {out} --model lddmm", "model: input should be 'vsvf', got 'lddmm'"),
+        (
+            "{moving} {fixed} -o {out} --set model=lddmm",
+            "settings: model is no setting any more, it is always 'vsvf'; got 'lddmm'",
+        ),
         ("{moving} {fixed} -o {out} --metric brain-t9", "metric: unknown 'brain-t9'"),
         ("{moving} {fixed} -o {out} --label-names {none}", "label names: cannot read {none}"),
         ("{moving} {fixed} -o {out} --weights {moving}", "weights: wanted 3-D with 4 weights as last axis"),

@@ -32,6 +32,7 @@ from metreg.similarity import Similarity
 from metreg.solve.energy import Objective, Scene
 from metreg.solve.pyramid import map_grid_of
 from metreg.solve.register import make_metric
+from metreg.solve.sgd import MOMENTUM
 
 CPU = torch.device("cpu")
 
@@ -64,16 +65,6 @@ def test_training_lowers_the_energy_and_leaves_a_log(tmp_path: Path) -> None:
     assert progress.best_energy == min(r["total"] for r in heard if r["stage"] == 2)
 
 
-def test_always_both_ways_learning_compares_so_too(tmp_path: Path) -> None:
-    totals = []
-    for both_ways in ("coarse", "always"):  # there is one level, which is the last
-        settings = short(**{"solve.both_ways": both_ways, "train.epochs": [1, 0]})
-        (tmp_path / both_ways).mkdir()
-        _, progress = train(some_pairs(), settings, tmp_path / both_ways, device=CPU)
-        totals.append(progress.history[0]["similarity"])
-    assert totals[0] != totals[1] and totals[0] == pytest.approx(totals[1], rel=0.3)
-
-
 def test_the_three_homes_give_the_same_result(tmp_path: Path) -> None:
     found = []
     for home in ("device", "host", "disk"):
@@ -83,8 +74,8 @@ def test_the_three_homes_give_the_same_result(tmp_path: Path) -> None:
 
 
 def test_a_small_limit_sends_the_momenta_to_disk() -> None:
-    assert choose_home(300, (2, 64, 64), CPU, None) == "host"
-    assert choose_home(300, (2, 64, 64), CPU, 0.001) == "disk"
+    assert choose_home(300, (2, 64, 64), CPU) == "host"
+    assert choose_home(10**9, (2, 64, 64), CPU) == "disk"
 
 
 def test_the_same_seed_gives_the_same_network_and_another_one_another(tmp_path: Path) -> None:
@@ -276,7 +267,7 @@ def test_gradients_of_momenta_are_clipped_pair_by_pair_or_all_together(over: str
     settings = short(**{"train.clip_over": over, "train.epochs": [1, 0], "train.batch": 4, "train.steps": 1})
     train(some_pairs(4), settings, tmp_path, device=CPU)
     momenta = torch.from_numpy(np.load(tmp_path / "momenta-1.npy")[0])
-    step = settings.train.momentum_rate * (1 + settings.train.momentum)
+    step = settings.train.momentum_rate * (1 + MOMENTUM)
     lengths = momenta.flatten(1).norm(dim=1)
     if over == "pair":
         torch.testing.assert_close(lengths, torch.full((4,), step))

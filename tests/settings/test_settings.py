@@ -18,10 +18,10 @@ def test_settings_survive_the_trip_through_a_file(preset: str, tmp_path: Path) -
 
 def test_the_command_line_wins_over_the_file_which_wins_over_the_preset(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
-    path.write_text('preset = "paper2d"\n[flow]\nsteps = 7\n[solve]\nmomentum = 0.5\n')
+    path.write_text('preset = "paper2d"\n[flow]\nsteps = 7\n[solve]\nregularity = 0.5\n')
     settings = make_settings(config=path, changes=["flow.steps=9"])
     assert settings.flow.steps == 9
-    assert settings.solve.momentum == 0.5
+    assert settings.solve.regularity == 0.5
     assert settings.flow.map_factor == 0.5 and settings.unit_cube
 
 
@@ -72,3 +72,9 @@ def test_wrong_files_and_presets_are_named(tmp_path: Path) -> None:
 def test_absent_devices_are_named(name: str) -> None:
     with pytest.raises(MetregError, match=f"device: '{name}'"):
         pick_device(name)
+
+
+def test_what_is_no_setting_any_more_is_read_from_old_files_but_has_one_value() -> None:
+    assert make_settings(changes={"solve.both_ways": "coarse", "train.memory_gb": None, "model": "vsvf"}) == make_settings()
+    with pytest.raises(MetregError, match="solve: both_ways is no setting any more, it is always 'coarse'; got 'never'"):
+        make_settings(changes={"solve.both_ways": "never"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -40,15 +39,11 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an ea
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=RUN)]
 
 
-def with_options(
-    changes: list[str] | None, *, seed: int | None, model: str | None = None, affine: bool | None = None
-) -> list[str]:
+def with_options(changes: list[str] | None, *, seed: int | None, affine: bool | None = None) -> list[str]:
     """The --set strings, and what the plain options say."""
     more = [*(changes or [])]
     if seed is not None:
         more.append(f"seed={seed}")
-    if model is not None:
-        more.append(f"model={json.dumps(model)}")
     if affine is not None:
         more.append(f"affine.kind={'affine' if affine else 'none'}")
     return more

@@ -31,9 +31,6 @@ def register(
         Path | None, typer.Option(help="Local weights, a 4-D image in the space of MOVING.", show_default=False)
     ] = None,
     preset: Preset = None,
-    model: Annotated[
-        str | None, typer.Option(help="How a momentum makes a map: vsvf, by a stationary velocity.", show_default="vsvf")
-    ] = None,
     moving_mask: Annotated[
         Path | None, typer.Option(help="Where MOVING counts.", show_default=False, rich_help_panel="Masks and labels")
     ] = None,
@@ -71,7 +68,7 @@ def register(
     from metreg.io.atomic import check_output
     from metreg.settings.model import make_settings
 
-    more = with_options(changes, seed=seed, model=model, affine=affine)
+    more = with_options(changes, seed=seed, affine=affine)
     make_settings(preset, config=config, changes=more)  # what is wrong with them should not wait for the rest
     check_output(out, overwrite=overwrite)
     gc.disable()  # libraries make a million objects that stay: they need not be looked through, nor often

@@ -8,14 +8,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from metreg.errors import MetregError
 from metreg.io.tensors import read_tensors, write_tensors
 from metreg.many.claim import differences
 from metreg.settings.model import Settings
+from metreg.solve.sgd import Plateau
 
-FORMAT = "metreg-checkpoint-1"
+FORMAT = "metreg-checkpoint-2"
 
 
 @dataclass
@@ -25,10 +27,8 @@ class Progress:
     stage: int = 0
     epoch: int = 0
     """Epochs of this stage that are done."""
-    rate_scale: float = 1.0
-    """What the plateau schedule left of the learning rates in this stage."""
-    plateau_best: float = float("inf")
-    plateau_waited: int = 0
+    plateau: tuple[float, float, float] = (1.0, float("inf"), 0.0)
+    """The state of the schedule in this stage: what it left of the learning rates, the best energy, epochs since then."""
     best_energy: float = float("inf")
     """Lowest mean energy of an epoch of stage 2: that of the network kept."""
     time_steps: int | None = None
@@ -37,18 +37,22 @@ class Progress:
     """Which file of momenta counts."""
     history: list[dict[str, Any]] = field(default_factory=list)
 
-    def plateau(self, energy: float, *, factor: float, patience: int) -> None:
-        """Once an epoch: lower the learning rates after `patience` epochs without progress."""
-        if energy < self.plateau_best * (1 - 1e-4):
-            self.plateau_best, self.plateau_waited = energy, 0
-        else:
-            self.plateau_waited += 1
-        if self.plateau_waited > patience:
-            self.rate_scale, self.plateau_waited = self.rate_scale * factor, 0
+    @property
+    def rate_scale(self) -> float:
+        """What the schedule left of the learning rates."""
+        return self.plateau[0]
+
+    def see_energy(self, energy: float) -> None:
+        """Once an epoch, the mean energy: learning rates fall where it makes no progress."""
+        schedule = Plateau(torch.empty(1, dtype=torch.float64))
+        for tensor, value in zip(schedule.state, self.plateau, strict=True):
+            tensor.fill_(value)
+        schedule.see(torch.tensor([energy], dtype=torch.float64))
+        self.plateau = tuple(float(tensor) for tensor in schedule.state)  # type: ignore[assignment]
 
     def next_stage(self) -> None:
         self.stage, self.epoch = self.stage + 1, 0
-        self.rate_scale, self.plateau_best, self.plateau_waited = 1.0, float("inf"), 0
+        self.plateau = Progress.plateau
 
 
 def save_checkpoint(path: Path, progress: Progress, tensors: dict[str, Tensor], settings: Settings) -> None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +112,7 @@ class _Training:
         self.writing: Future[None] | None = None
         self.work: dict[tuple[int, int], Work] = {}
         count, shape = len(pairs), (pairs.grid.dim, *self.map_grid.shape)
-        home = home or choose_home(count, shape, device, settings.train.memory_gb)
+        home = home or choose_home(count, shape, device)
         self.momenta = Momenta(run, count, shape, home=home, device=device)
 
     def epoch(self, stage: int) -> dict[str, Any]:
@@ -168,19 +167,18 @@ class _Training:
         """The tensors on which batches of one size are worked."""
         if (stage, size) not in self.work:
             scene = self.pairs.scene(torch.zeros(size, dtype=torch.long), self.map_grid, self.device)
-            scene = replace(scene, both_ways=self.settings.solve.compares_both_ways(last=True))
             self.work[stage, size] = Work(self.common, scene, local=stage == LOCAL)
         return self.work[stage, size]
 
     def save(self, record: dict[str, Any]) -> None:
         """After an epoch: the schedule, the best network, the log, the momenta, and last of all the checkpoint."""
-        progress, train = self.progress, self.settings.train
+        progress = self.progress
         if not torch.isfinite(torch.tensor(record["total"])):
             raise MetregError("training: the energy is not finite; lower train.momentum_rate or train.network_rate")
         progress.epoch += 1
         progress.time_steps = self.common.time_steps.count
         progress.history.append(record)
-        progress.plateau(record["total"], factor=train.plateau_factor, patience=train.plateau_patience)
+        progress.see_energy(record["total"])
         if record["stage"] == LOCAL + 1 and record["total"] < progress.best_energy:
             progress.best_energy, self.best = record["total"], self._network_copy()
         self.finish_writing()

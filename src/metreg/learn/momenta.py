@@ -101,13 +101,12 @@ class Momenta:
         return np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=self.shape)
 
 
-def choose_home(pairs: int, shape: tuple[int, ...], device: torch.device, memory_gb: float | None) -> Home:
+def choose_home(pairs: int, shape: tuple[int, ...], device: torch.device) -> Home:
     """Device memory while it is at most half of what is free there, then host memory likewise, then disk."""
     need = 2 * pairs * int(np.prod(shape)) * 4
-    limit = memory_gb * 2**30 if memory_gb is not None else None
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        if need <= (free / 2 if limit is None else min(limit, free / 2)):
+        if need <= free / 2:
             return "device"
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return "host" if need <= (free / 2 if limit is None else limit) else "disk"
+    return "host" if need <= free / 2 else "disk"

@@ -26,8 +26,8 @@ from metreg.settings.model import Settings
 from metreg.similarity import Similarity
 from metreg.solve.energy import Energy, Objective, Point, Problem, Scene
 from metreg.solve.lbfgs import Lbfgs
-from metreg.solve.loop import clip_each, clip_together, nesterov_step
 from metreg.solve.register import register_pair
+from metreg.solve.sgd import clip_each, clip_together, nesterov_step
 from metreg.solve.timesteps import TimeSteps
 
 CONJUGATE = 8
@@ -133,7 +133,7 @@ class Work:
             else:
                 (gradient,) = clip_together([gradient], train.clip)
             rate = train.momentum_rate * self.common.rate_scale
-            nesterov_step(self.m, self.buffer, gradient, rate=rate, momentum=train.momentum)
+            nesterov_step(self.m, self.buffer, gradient, rate=rate)
             if self.local:
                 self._move_network(shared)
 
@@ -200,7 +200,7 @@ class Work:
         clipped = clip_together(gradients, train.clip)
         for (name, p), part in zip(common.model.network.named_parameters(), clipped, strict=True):
             decayed = part + train.weight_decay * p
-            nesterov_step(p, common.buffers[name], decayed, rate=rate, momentum=train.momentum)
+            nesterov_step(p, common.buffers[name], decayed, rate=rate)
 
 
 def solve_for_momentum(sharp: Callable[[Tensor], Tensor], v: Tensor, m: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ class LearnedMetric(nn.Module):
         return Penalties(
             transport=learned.transport * moved,
             variation=learned.variation * varied,
-            range=learned.range * out_of_range(weights.excess, grid),
+            range=out_of_range(weights.excess, grid),
         )
 
     def prices(self, source: Tensor, grid: Grid) -> Prices:

@@ -9,6 +9,10 @@ from metreg.kernels import is_fast
 from metreg.settings.model import NetworkSettings
 
 CONVOLUTION = {2: nn.Conv2d, 3: nn.Conv3d}
+WIDTH = 20
+"""Channels between two convolutions."""
+KERNEL = 5
+"""Width of every convolution in voxels."""
 FIRST_SLOPE = 0.025
 """Slope of the last normalisation at the start: weights begin near their set point."""
 
@@ -22,8 +26,8 @@ class WeightNetwork(nn.Module):
         layers: list[nn.Module] = []
         for i in range(settings.depth):
             last = i == settings.depth - 1
-            width = count if last else settings.width
-            convolution = CONVOLUTION[dim](channels, width, settings.kernel, padding=settings.kernel // 2, bias=False)
+            width = count if last else WIDTH
+            convolution = CONVOLUTION[dim](channels, width, KERNEL, padding=KERNEL // 2, bias=False)
             nn.init.kaiming_normal_(convolution.weight, a=0.01, generator=generator)
             norm = nn.BatchNorm1d(width, eps=1e-4, momentum=0.75)
             layers += [convolution, norm] if last else [convolution, norm, nn.LeakyReLU(0.01)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -21,15 +21,6 @@ Width = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 
 
-def _odd(value: int) -> int:
-    if value % 2:
-        return value
-    raise ValueError(f"must be odd, got {value}")
-
-
-Odd = Annotated[int, AfterValidator(_odd)]
-
-
 def _voxels_or_less_than_one(value: float) -> float:
     if value < 1 or (value >= 3 and value % 2 == 1):
         return value if value < 1 else int(value)
@@ -38,6 +29,18 @@ def _voxels_or_less_than_one(value: float) -> float:
 
 class _Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+    constants: ClassVar[Mapping[str, Any]] = {}
+    """What was a setting once and always has this value now. Files that say so are read, other values are refused."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_constants(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        for name, constant in cls.constants.items():
+            if name in values and values[name] != constant:
+                raise ValueError(f"{name} is no setting any more, it is always {constant!r}; got {values[name]!r}")
+        return {name: value for name, value in values.items() if name not in cls.constants}
 
 
 class MetricSettings(_Settings):
@@ -64,12 +67,9 @@ class MetricSettings(_Settings):
 class NetworkSettings(_Settings):
     """The CNN that predicts the weights."""
 
-    width: Count = 20
-    """Channels between two convolutions."""
+    constants = {"width": 20, "kernel": 5}
     depth: Annotated[int, Field(ge=0)] = 2
     """Number of convolutions; 0 learns one mixture for all points of all images."""
-    kernel: Annotated[Odd, Field(ge=1)] = 5
-    """Width of every convolution in voxels, odd."""
     momentum_input: bool = False
     """Whether the network looks at the momentum beside the source. Training with `sgd` knows how weights change with the
     momentum; `lbfgs` takes the momentum that the network sees for fixed during a turn."""
@@ -78,6 +78,7 @@ class NetworkSettings(_Settings):
 class LearnedSettings(_Settings):
     """How the network's output becomes weights, and what they cost."""
 
+    constants = {"range": 1.0}
     network: NetworkSettings = NetworkSettings()
     simplex: Literal["linear", "softmax"] = "linear"
     """`linear` moves from the set point along the simplex; `softmax` knows no set point."""
@@ -98,8 +99,6 @@ class LearnedSettings(_Settings):
     that change from voxel to voxel and back."""
     edge: NotNegative = 2.0
     """alpha of the edge weight 1 / (1 + alpha |grad I|), times the voxel size: how cheap a step of the image makes it."""
-    range: NotNegative = 1.0
-    """The price of weights that the clamps have to hold."""
 
     def smoothing_in(self, dim: int) -> float:
         return self.smoothing or (0.02 if dim == 2 else 0.05)
@@ -125,62 +124,47 @@ class FlowSettings(_Settings):
 class SimilaritySettings(_Settings):
     """How images are compared."""
 
+    constants = {"weight": 100.0, "kernel": "box", "bins": 32}
     name: Literal["ssd", "ncc", "lncc", "mi"] = "lncc"
     """Squared differences, correlation, local correlation, or mutual information (across modalities)."""
-    weight: Positive = 100.0
-    """Factor of the similarity, which by itself is between 0 and 1 for ncc, lncc and mi."""
     window: Annotated[float, Field(gt=0), AfterValidator(_voxels_or_less_than_one)] = 7
     """Width of the local window (lncc): voxels, odd; or less than 1, in reference lengths, and at least 5 voxels."""
-    kernel: Literal["box", "gaussian"] = "box"
-    """Shape of the local window (lncc)."""
     noise: Annotated[float, Field(ge=0, le=10)] = 0.1
     """More than 0: a window counts by the logarithm of this share and what lncc^2 leaves of 1; 0: by lncc^2 (lncc)."""
-    bins: Annotated[int, Field(ge=8, le=256)] = 32
-    """Histogram bins per image (mi)."""
 
 
 class SolveSettings(_Settings):
     """The search for the momentum."""
 
+    constants = {
+        "momentum": 0.9,
+        "plateau_factor": 0.5,
+        "plateau_patience": 10,
+        "least_determinant": 0.2,
+        "coarsest": 0.03,
+        "both_ways": "coarse",
+    }
     optimiser: Literal["sgd", "lbfgs"] = "lbfgs"
     """`sgd` is the paper's; `lbfgs` gets further in fewer iterations."""
     learning_rate: Positive = 1.0
     """Length of a step (sgd)."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Nesterov momentum (sgd)."""
     clip: Positive | None = None
     """Largest norm of a pair's gradient (sgd); none: unlimited."""
-    plateau_factor: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """The learning rate falls by this factor ..."""
-    plateau_patience: Count = 10
-    """... after so many iterations without progress (sgd)."""
     regularity: NotNegative = 350.0
     """lambda, the factor of <m, v>."""
     folding: NotNegative = 1000.0
     """The price of determinants that are smaller than they may be; it keeps maps from folding while they are sought."""
     repair: bool = True
     """Whether a map that folds at the end is changed until it does not. Folds before are counted in any case."""
-    least_determinant: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Where that price begins."""
     shrink: tuple[Positive, ...] = Field(default=(4, 2, 1), min_length=1)
     """Image resolution of each level of the pyramid, coarse to fine: 4 is a quarter of the points per axis,
-    but not along axes whose voxels are larger already than the others become."""
-    coarsest: NotNegative = 0.03
-    """Voxels of the first level have at least this size, in reference lengths: before it fine images get more levels, each
-    shrunk twice as much and with as many iterations. A pyramid of one level stays as it is; 0: so does every one."""
-    both_ways: Literal["never", "coarse", "always"] = "coarse"
-    """Whether the fixed image, carried by the inverse map, is compared with the moving one too. `coarse`: at all levels but
-    the last, where it costs little and leads the search to better minima."""
+    but not along axes whose voxels are larger already than the others become. Before these, fine images get more levels."""
     iterations: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(60, 60, 40), min_length=1)
     """Most iterations of each level."""
     local_iterations: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """With a local metric: iterations of a second pass, after one with the global metric. None: the local one at once."""
     tolerance: NotNegative = 1e-3
     """A level ends when the last ten iterations lowered the energy by less than this fraction of it; 0: never."""
-
-    def compares_both_ways(self, *, last: bool) -> bool:
-        """Whether it does so at a level, the last one or another."""
-        return self.both_ways == "always" or (self.both_ways == "coarse" and not last)
 
     @model_validator(mode="after")
     def _levels(self) -> SolveSettings:
@@ -196,6 +180,7 @@ class SolveSettings(_Settings):
 class TrainSettings(_Settings):
     """Learning the metric: stage 1 momenta only, with the global metric; stage 2 momenta and network."""
 
+    constants = {"momentum": 0.9, "plateau_factor": 0.5, "plateau_patience": 10, "memory_gb": None}
     optimiser: Literal["sgd", "lbfgs"] = "lbfgs"
     """`sgd` moves momenta and network together (the paper's); `lbfgs` registers all pairs, then both take turns."""
     epochs: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] = (1, 50)
@@ -213,18 +198,10 @@ class TrainSettings(_Settings):
     clip_over: Literal["pair", "batch"] = "pair"
     """Whose momenta have that norm (sgd): each pair's its own, so that no pair depends on its batch; or all of a batch
     together, for which the learning rate of the momenta has to grow with the root of the batch."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Nesterov momentum of both."""
     weight_decay: NotNegative = 1e-5
     """Of the network."""
-    plateau_factor: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """By this factor both learning rates fall ..."""
-    plateau_patience: Count = 10
-    """... after so many epochs without progress."""
     keep: Literal["best", "last"] = "best"
     """Which network becomes the metric: that of the epoch with the lowest mean energy, or the last one."""
-    memory_gb: Positive | None = None
-    """Most memory for the momenta of all pairs; beyond it they live on disk. None: half of what is free."""
 
 
 class AffineSettings(_Settings):
@@ -243,10 +220,9 @@ class AffineSettings(_Settings):
 class Settings(_Settings):
     """Everything that decides a registration, but for the images."""
 
+    constants = {"model": "vsvf"}
     preset: str = "default"
     """What these settings began with."""
-    model: Literal["vsvf"] = "vsvf"
-    """How a momentum makes a map: by a stationary velocity."""
     length_mm: Positive | None = None
     """The reference length, in which sigma counts: 0.05 of 200 mm is 10 mm. None: the longest side of what FIXED shows."""
     unit_cube: bool = False

@@ -40,7 +40,6 @@ BRAIN = {
     "solve": {
         "regularity": 4500.0,
         "folding": 1000.0,
-        "least_determinant": 0.2,
         "iterations": [60, 60, 100],
         "tolerance": 0.0003,
     },

@@ -13,9 +13,12 @@ from metreg.similarity.mi import mutual_information
 from metreg.similarity.ncc import TINY, ncc
 from metreg.similarity.ssd import ssd
 
+WEIGHT = 100.0
+"""The factor of every similarity: 1 / sigma^2 with the paper's sigma of 0.1."""
+
 
 class Similarity:
-    """The dissimilarity that the settings name, times its weight."""
+    """The dissimilarity that the settings name, times WEIGHT."""
 
     def __init__(self, settings: SimilaritySettings) -> None:
         self.settings = settings
@@ -31,8 +34,8 @@ class Similarity:
             case "lncc":
                 value = self._local_on(grid)(warped, target, mask)
             case "mi":
-                value = mutual_information(warped, target, mask, bins=self.settings.bins)
-        return self.settings.weight * value
+                value = mutual_information(warped, target, mask)
+        return WEIGHT * value
 
     def of_map(self, source: Tensor, phi_inv: Tensor, target: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
         """Of I0 o phi_inv and the target on `grid`; the map (B, D, *C) may live on a coarser grid of the same box."""
@@ -40,14 +43,14 @@ class Similarity:
             from metreg.kernels.triton.ncc import WarpedNcc
 
             value: Tensor = WarpedNcc.apply(source, phi_inv, target, mask, grid, TINY)  # type: ignore[no-untyped-call]
-            return self.settings.weight * value
+            return WEIGHT * value
         return self(warp(source, phi_inv, grid), target, grid, mask)
 
     def _local_on(self, grid: Grid) -> Lncc:
         """One for every window, which remembers its target."""
         window = window_on(grid, self.settings.window)
         if window not in self.local:
-            self.local[window] = Lncc(window, self.settings.kernel, self.settings.noise)
+            self.local[window] = Lncc(window, self.settings.noise)
         return self.local[window]
 
 

@@ -7,18 +7,14 @@ mutual information of two Gaussian variables, which windows that fit well alread
 from __future__ import annotations
 
 import math
-from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from metreg.core.resample import along_axis
 from metreg.kernels import is_compiled, is_fast
-from metreg.metric.gaussian import gaussian_matrix
 
-Kernel = Literal["box", "gaussian"]
 TINY = 1e-6
 """Smallest variance that single precision tells from rounding; intensities are in [0, 1]."""
 FLAT = 1e-4
@@ -31,19 +27,18 @@ def lncc(
     mask: Tensor | None = None,
     *,
     window: int = 9,
-    kernel: Kernel = "box",
     noise: float = 0.0,
 ) -> Tensor:
     """Mean of 1 - `worth(lncc^2, noise)` over the windows in which the target varies, in [0, 1].  (B, C, *S) -> (B,).
 
-    `window` is the width of a box in voxels; the Gaussian has the same standard deviation as that box. Windows are cut
-    off at the border and at the mask. The weight of a window depends on the target alone: equal images are a minimum.
+    `window` is the width of a box in voxels. Windows are cut off at the border and at the mask. The weight of a
+    window depends on the target alone: equal images are a minimum.
     """
 
-    windows = windows_of(target, mask, window, kernel)
+    windows = windows_of(target, mask, window)
 
     def mean(f: Tensor) -> Tensor:
-        return window_sum(f if mask is None else mask * f, window, kernel) / windows.size
+        return window_sum(f if mask is None else mask * f, window) / windows.size
 
     a = centred(warped)
     mean_a = mean(a)
@@ -76,13 +71,13 @@ class Windows(NamedTuple):
     total: Tensor
 
 
-def windows_of(target: Tensor, mask: Tensor | None, window: int, kernel: Kernel) -> Windows:
+def windows_of(target: Tensor, mask: Tensor | None, window: int) -> Windows:
     one = torch.ones_like(target[:, :1]) if mask is None else mask
-    count = window_sum(one, window, kernel).clamp(min=1e-3)
+    count = window_sum(one, window).clamp(min=1e-3)
     b = centred(target)
     known = b if mask is None else mask * b
-    mean = window_sum(known, window, kernel) / count
-    variance = (window_sum(known * b, window, kernel) / count - mean**2).clamp(min=TINY)
+    mean = window_sum(known, window) / count
+    variance = (window_sum(known * b, window) / count - mean**2).clamp(min=TINY)
     weight = one * variance / (variance + FLAT)
     return Windows(b, mean, variance, weight, count, weight.flatten(1).sum(1).clamp(min=TINY))
 
@@ -95,13 +90,14 @@ def centred(f: Tensor) -> Tensor:
 class Lncc:
     """`lncc` with the compiled kernel where there is one. It remembers its target, which a registration keeps."""
 
-    def __init__(self, window: int, kernel: Kernel, noise: float = 0.0) -> None:
-        self.window, self.kernel, self.noise = window, kernel, noise
+    def __init__(self, window: int, noise: float = 0.0) -> None:
+        self.window = window
+        self.noise = noise
         self.seen: tuple[Tensor, Tensor | None, tuple[int, int | None]] | None = None
         self.facts = self.b = self.total = torch.empty(0)
 
     def __call__(self, warped: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-        simple = self.kernel == "box" and warped.shape[1] == 1 and target.dtype == warped.dtype
+        simple = warped.shape[1] == 1 and target.dtype == warped.dtype
         by_log = (self.noise, span(self.noise))
         if simple and is_fast(warped):
             from metreg.kernels.triton.lncc import LnccOnGpu
@@ -109,7 +105,7 @@ class Lncc:
             found: Tensor = LnccOnGpu.apply(warped, target, mask, self.window, TINY, FLAT, *by_log)  # type: ignore[no-untyped-call]
             return found
         if not simple or not is_compiled(warped):
-            return lncc(warped, target, mask, window=self.window, kernel=self.kernel, noise=self.noise)
+            return lncc(warped, target, mask, window=self.window, noise=self.noise)
         from metreg.kernels.cpu.lncc import LnccOnCpu
 
         self._look_at(target, mask)
@@ -121,26 +117,15 @@ class Lncc:
         if self.seen is not None and self.seen[0] is target and self.seen[1] is mask and self.seen[2] == versions:
             return
         with torch.no_grad():
-            windows = windows_of(target, mask, self.window, self.kernel)
+            windows = windows_of(target, mask, self.window)
             self.facts = torch.stack([windows.mean, windows.variance, windows.weight, 1 / windows.size])
         self.b, self.total, self.seen = windows.b, windows.total, (target, mask, versions)
 
 
-def window_sum(f: Tensor, window: int, kernel: Kernel) -> Tensor:
+def window_sum(f: Tensor, window: int) -> Tensor:
     """Sum over a window around every voxel, zero outside the image.  (B, C, *S) -> the same. Symmetric."""
-    if kernel == "box":
-        summed: Tensor = BoxSum.apply(f, window)  # type: ignore[no-untyped-call]
-        return summed
-    std = ((window**2 - 1) / 12) ** 0.5
-    for d, n in enumerate(f.shape[2:]):
-        f = along_axis(_gaussian(n, std, f.dtype, f.device), f, d + 2)
-    return f
-
-
-@lru_cache(maxsize=64)
-def _gaussian(n: int, std: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Made once: what is recorded on a GPU must not bring tensors there."""
-    return gaussian_matrix(n, 1.0, std).to(dtype=dtype, device=device)
+    summed: Tensor = BoxSum.apply(f, window)  # type: ignore[no-untyped-call]
+    return summed
 
 
 class BoxSum(torch.autograd.Function):

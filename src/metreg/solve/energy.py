@@ -19,6 +19,9 @@ from metreg.metric.multi_gaussian import MultiGaussian, default_weights
 from metreg.settings.model import FlowSettings, SolveSettings
 from metreg.similarity import Similarity
 
+LEAST_DETERMINANT = 0.2
+"""Smaller determinants have a price."""
+
 
 class Energy(NamedTuple):
     """Every term already weighted, one value for each pair (B,)."""
@@ -97,7 +100,7 @@ class Objective:
             similarity = (similarity + back) / 2
         if not self.solve.folding:
             return similarity, nothing(grid, v)
-        return similarity, self.solve.folding * folding(phi_inv, grid, self.solve.least_determinant)
+        return similarity, self.solve.folding * folding(phi_inv, grid, LEAST_DETERMINANT)
 
     def of(self, metric: MultiGaussian, scene: Scene) -> Problem:
         """The energy as a function of the momenta alone."""

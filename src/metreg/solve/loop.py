@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from metreg.settings.model import SolveSettings
 from metreg.solve.energy import Energy, Problem
 from metreg.solve.lbfgs import PATIENCE as STUCK
 from metreg.solve.lbfgs import Lbfgs
+from metreg.solve.sgd import Plateau, clip_each, nesterov_step
 from metreg.solve.timesteps import TimeSteps
 
 log = logging.getLogger(__name__)
@@ -23,8 +24,6 @@ log = logging.getLogger(__name__)
 STIFFER = "a larger solve.regularity keeps maps from that"
 PATIENCE = 10
 """Iterations over which the stop rule looks back."""
-THRESHOLD = 1e-4
-"""The fraction by which an energy must fall to count as progress for the plateau schedule."""
 AT_A_TIME = 10
 """Iterations on a GPU before their values are read."""
 
@@ -61,34 +60,14 @@ def has_stalled(totals: list[float], tolerance: float) -> bool:
     return before - now < tolerance * abs(before)
 
 
-def clip_each(gradient: Tensor, limit: float) -> None:
-    """Shorten the gradient of every pair to the norm `limit`, pair by pair: no pair depends on its batch."""
-    norm = gradient.flatten(1).norm(dim=1).view(-1, *[1] * (gradient.dim() - 1))
-    gradient.mul_((limit / norm.clamp(min=1e-30)).clamp(max=1))
-
-
-def clip_together(gradients: Sequence[Tensor], limit: float) -> list[Tensor]:
-    """The same gradients, all shortened alike so that together they have at most the norm `limit`."""
-    norm = torch.stack([part.norm() for part in gradients]).norm()
-    shorten = (limit / norm.clamp(min=1e-30)).clamp(max=1)
-    return [shorten * part for part in gradients]
-
-
-@torch.no_grad()
-def nesterov_step(m: Tensor, buffer: Tensor, gradient: Tensor, *, rate: Tensor | float, momentum: float) -> None:
-    """One step of SGD with Nesterov momentum, in place. `buffer` starts at zero."""
-    buffer.mul_(momentum).add_(gradient)
-    m.sub_(rate * (gradient + momentum * buffer))
-
-
 def _pairwise_sgd(problem: Problem, m: Tensor, settings: SolveSettings, iterations: int) -> Iterator[Tensor]:
     """The paper's SGD with its plateau schedule, a learning rate for every pair: no pair depends on its batch.
 
     Yields the energies by term of the iterations done since the last time, (iterations, terms). If the flow turned out to
     be too fast for its time steps, these iterations are done again with more of them.
     """
-    rate = torch.full((len(m),), settings.learning_rate, dtype=m.dtype, device=m.device)
-    best, waited, buffer = torch.full_like(rate, math.inf), torch.zeros_like(rate), torch.zeros_like(m)
+    plateau = Plateau(m.new_empty(len(m)))
+    buffer = torch.zeros_like(m)
     values = m.new_zeros(iterations, len(Energy._fields))
     done = torch.zeros((), dtype=torch.long, device=m.device)
     steps = TimeSteps(problem.flow, m)
@@ -99,17 +78,13 @@ def _pairwise_sgd(problem: Problem, m: Tensor, settings: SolveSettings, iteratio
         steps.see(found.speed)
         if settings.clip is not None:
             clip_each(gradient, settings.clip)
-        nesterov_step(m, buffer, gradient, rate=rate.view(-1, *[1] * (m.dim() - 1)), momentum=settings.momentum)
-        better = total < best * (1 - THRESHOLD)
-        best.copy_(torch.where(better, total, best))
-        waited.copy_(torch.where(better, 0, waited + 1))
-        stuck = waited > settings.plateau_patience
-        rate.mul_(torch.where(stuck, settings.plateau_factor, 1.0))
-        waited.mul_(~stuck)
+        rate = settings.learning_rate * plateau.scale
+        nesterov_step(m, buffer, gradient, rate=rate.view(-1, *[1] * (m.dim() - 1)))
+        plateau.see(total)
         values.index_copy_(0, done[None], torch.stack(tuple(found.energy)).sum(1)[None])
         done.add_(1)
 
-    state = (m, buffer, rate, best, waited, done)
+    state = (m, buffer, *plateau.state, done)
     at_a_time = AT_A_TIME if m.is_cuda else 1
     again = Replay(iterate, m.device)
     first = 0

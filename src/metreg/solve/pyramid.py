@@ -29,6 +29,10 @@ class Level:
     local_iterations: int | None
 
 
+COARSEST = 0.03
+"""Voxels of the first of several levels have at least this size, in reference lengths: fine images get more levels."""
+
+
 class Plan(NamedTuple):
     """What the settings say of a level."""
 
@@ -56,7 +60,7 @@ def plan_levels(solve: SolveSettings, grid: Grid) -> list[Plan]:
     """
     local = solve.local_iterations or [None] * len(solve.shrink)
     plans = [Plan(*level) for level in zip(solve.shrink, solve.iterations, local, strict=True)]
-    while len(plans) > 1 and plans[0].shrink * min(grid.spacing) < 0.999 * solve.coarsest:  # headers have few digits
+    while len(plans) > 1 and plans[0].shrink * min(grid.spacing) < 0.999 * COARSEST:  # headers have few digits
         coarser = plans[0]._replace(shrink=2 * plans[0].shrink)
         if shrunk(grid, coarser.shrink).shape == shrunk(grid, plans[0].shrink).shape:
             break
@@ -82,6 +86,6 @@ def levels(
             grid=coarse,
             map_grid=map_grid_of(grid, settings.flow.map_factor, shrink),
             mask=None if mask is None else downsample(mask, coarse),
-            both_ways=settings.solve.compares_both_ways(last=number == len(plans) - 1),
+            both_ways=number < len(plans) - 1,
         )
         yield Level(number, len(plans), scene, iterations, local_iterations)
