@@ -41,3 +41,27 @@ def test_no_package_is_imported_by_a_thread_beside_the_main_one(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().splitlines()[-1] == "[]"
     assert (tmp_path / "out" / "report.html").is_file()
+
+
+BROKEN = """
+import sys
+sys.modules["matplotlib"] = None  # what an import of it raises then is an ImportError
+import numpy as np
+import metreg
+
+values = np.zeros((24, 26), dtype=np.float32)
+values[6:18, 6:20] = np.random.default_rng(0).random((12, 14)) + 1
+moving = (np.roll(values, 1, axis=0), np.eye(3))
+result = metreg.register(moving, (values, np.eye(3)), changes={"solve.iterations": [1, 1, 1]})
+result.save(sys.argv[1])
+"""
+
+
+def test_without_matplotlib_all_is_written_but_the_report(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BROKEN, str(tmp_path / "out")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "report.html: left out" in done.stderr
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"warped.nii.gz", "moving_to_fixed.h5", "result.json"} <= names and "report.html" not in names

@@ -282,6 +282,48 @@ def test_all_metrics_see_the_same_intensities(
     assert "intensity: unknown 'nobody'; use metric, own, brain-t1 or a metric file" in told
 
 
+def test_rows_of_the_global_metric_know_whose_intensities_they_saw(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of a learned metric that is compared beside it: when that is learned anew, they count no more."""
+    shares = np.linspace(0, 1, 101)
+    learned = save_learned(tmp_path / "metric.safetensors", tuple(np.sqrt(shares)))
+    few = ["--no-affine", "--set", "solve.iterations=[1,1,0]", "--device", "cpu", "--frame", "ras", "-q"]
+    words = [folder / "pairs.csv", "-o", tmp_path / "out", "--metric", "global", "--metric", f"A={learned}", *few]
+    assert run(monkeypatch, "evaluate", *words) == 0
+    save_learned(learned, tuple(shares**2))
+    shutil.rmtree(tmp_path / "out" / "runs" / "A")
+    assert run(monkeypatch, "evaluate", *words, "--resume") == 2
+    assert "the metric of the intensities" in capsys.readouterr().err
+
+
+def test_what_lies_elsewhere_is_said_or_refused(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    far = np.eye(4)
+    far[0, 3] = 5000.0
+    (tmp_path / "far").mkdir()
+    write_transform(tmp_path / "far" / "0001.h5", Transform((Affine(far),)))
+    lines = (folder / "pairs.csv").read_text().splitlines()
+    table = folder / "first.csv"
+    table.write_text("\n".join(lines[:2]) + "\n")
+    words = [table, "-o", tmp_path / "out", "--transforms", f"far={tmp_path / 'far'}", "--no-affine", "--device", "cpu"]
+    assert run(monkeypatch, "evaluate", *words, "--frame", "ras") == 0
+    assert "far: image: no voxel of" in caplog.text
+    points = (folder / "a.csv").read_text().splitlines()
+    moved = [points[0], *[f"{float(line.split(',')[0]) + 4000},{line.split(',', 1)[1]}" for line in points[1:]]]
+    (folder / "moved.csv").write_text("\n".join(moved) + "\n")
+    table.write_text("\n".join(lines[:2]).replace("a.csv", "moved.csv") + "\n")
+    words[2] = tmp_path / "other"
+    assert run(monkeypatch, "evaluate", *words, "--frame", "ras") == 2
+    assert "is --frame ras right?" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
 def read_rows(out: Path) -> list[dict[str, Any]]:
     """The records of an evaluation of one pair."""
     return [json.loads(path.read_text(encoding="utf-8"))["row"] for path in (out / "runs").glob("*/0001.json")]

@@ -12,6 +12,7 @@ from metreg.evaluate.inputs import FORMAT, Inputs, record_of
 from metreg.evaluate.methods import Method, find_transforms
 from metreg.io.tables import PairFiles
 from metreg.many.claim import write_record
+from metreg.settings.model import make_settings
 
 ROLES = ("moving", "fixed", "moving_mask", "fixed_mask", "moving_labels", "fixed_labels", "moving_points", "fixed_points")
 
@@ -38,7 +39,7 @@ def inputs(tmp_path: Path) -> Callable[..., Inputs]:
 
     def read(names: dict[int, str] | None = None, frame: str | None = "ras") -> Inputs:
         transforms = {"syn": find_transforms(syn, pairs)}
-        return Inputs(pairs, methods, transforms, names or {1: "left"}, frame)  # type: ignore[arg-type]
+        return Inputs(pairs, methods, transforms, names or {1: "left"}, frame, make_settings())  # type: ignore[arg-type]
 
     for method in methods:
         for number in (1, 2):
@@ -93,4 +94,6 @@ def test_files_that_moved_are_the_same(inputs: Callable[..., Inputs], tmp_path: 
     before = inputs()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    Inputs(files_in(elsewhere), before.methods, before.transforms, before.names, before.frame).check(tmp_path / "out")
+    Inputs(files_in(elsewhere), before.methods, before.transforms, before.names, before.frame, before.settings).check(
+        tmp_path / "out"
+    )

@@ -42,11 +42,24 @@ def test_a_table_is_read_relative_to_itself(folder: Path) -> None:
         find_pairs(table, choose="all")
 
 
+def test_spaces_around_the_names_of_columns_do_not_matter(folder: Path) -> None:
+    (folder / "pairs.csv").write_text("moving, fixed, moving_mask,note,\na.nii.gz, b.nii.gz, c.nrrd,x,\n")
+    (pair,) = find_pairs(folder / "pairs.csv")
+    assert pair.moving_mask == folder / "c.nrrd"
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("moving,target\na,b\n", "no column 'fixed'"),
         ("moving,fixed\n", "no line after the header"),
+        (
+            "moving,fixed,moving_label,fixed_label\na,b,c,d\n",
+            "unknown column .* did you mean 'moving_labels'",
+        ),
+        ("moving,fixed,fixed\na,b,c\n", "two columns are called 'fixed'"),
+        ("moving,fixed,moving_labels\na.nii.gz,b.nii.gz,c.nrrd\n", "line 2 .* has moving_labels but no fixed_labels"),
+        ("moving,fixed,fixed_points\na.nii.gz,b.nii.gz,c.nrrd\n", "line 2 .* has fixed_points but no moving_points"),
         ("moving,fixed\na.nii.gz,\n", "line 2 .* names no fixed image"),
         ("moving,fixed\na.nii.gz,b.nii.gz\na.nii.gz,z.nii.gz\n", r"line 3 .*no such file: .*z.nii.gz \(fixed\)"),
     ],

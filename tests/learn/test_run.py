@@ -114,6 +114,18 @@ def test_a_training_of_no_epochs_gives_the_average_of_the_intensities(images: Pa
     assert other.standard == metric.intensity
 
 
+def test_a_training_knows_whose_intensities_it_sees(images: Path, tmp_path: Path) -> None:
+    average, run = tmp_path / "average", tmp_path / "run"
+    train_metric(find_pairs(images)[:1], average, short(**{"train.epochs": [0, 0]}), device=CPU)
+    settings = short(intensity=str(average / "metric.safetensors"))
+    train_metric(find_pairs(images)[:2], run, settings, device=CPU)
+    before = (run / "metric.safetensors").read_bytes()
+    train_metric(find_pairs(images)[1:3], average, short(**{"train.epochs": [0, 0]}), device=CPU, overwrite=True)
+    with pytest.raises(MetregError, match="other metric of the intensities"):
+        train_metric(find_pairs(images)[:2], run, settings, device=CPU, resume=True)
+    assert (run / "metric.safetensors").read_bytes() == before
+
+
 def test_intensities_are_matched_to_a_standard() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.gamma(2.0, size=20000).astype(np.float32), rng.normal(5, 1, size=20000).astype(np.float32)

@@ -54,6 +54,7 @@ def test_a_metric_that_is_written_again_is_the_same(tmp_path: Path) -> None:
     [
         ("m1.img", "m1.hdr", ""),
         ("m1.hdr", "m1.img", ""),
+        ("m1.hdr.gz", "m1.img.gz", ""),
         ("m1.mhd", "other.raw", "NDims = 3\nElementDataFile = other.raw\n"),
         ("m1.nhdr", "other.raw", "NRRD0004\ndata file: other.raw\n"),
         ("series", "series/2.dcm", ""),

@@ -142,7 +142,7 @@ def evaluate(
     files = read_pairs(pairs)
     pick_device(device)
     from metreg.evaluate.methods import choose_methods, methods_of
-    from metreg.evaluate.run import begin, evaluate, transforms_of, write_report
+    from metreg.evaluate.run import begin, check_landmarks, evaluate, transforms_of, write_report
     from metreg.report.evaluation import NAMES
 
     say_what_is_chosen(quiet)
@@ -150,6 +150,7 @@ def evaluate(
     metrics, settings = choose_methods(files, named, preset=preset, config=config, changes=more)
     methods = methods_of(metrics, transforms or [], reference)
     transforms_of(methods, files)  # refused before anything is taken away
+    check_landmarks(files, frame)
     if not resume:
         clear_folder(out, NAMES)
     begin(out, settings)

@@ -133,8 +133,9 @@ def summary_table(summary: dict[str, Any], out: Path) -> Table:
         ("metric", f"{summary['metric']} (licence: {summary['metric_licence']})"),
         ("time", f"{sum(summary['seconds'].values()):.1f} s, {summary['peak_memory_mb'] / 1024:.1f} GiB"),
         ("results", str(out)),
-        ("look at", str(out / "report.html")),
     ]
+    if (out / "report.html").is_file():
+        rows.append(("look at", str(out / "report.html")))
     return Table("", ("", ""), rows)
 
 

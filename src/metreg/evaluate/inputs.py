@@ -13,10 +13,11 @@ from metreg.evaluate.methods import AFFINE, Method, facts_beside, inverse_beside
 from metreg.io.points import Frame
 from metreg.io.tables import NEEDED, PairFiles
 from metreg.many.claim import ROLES, contents_of, differences, files_of_pairs, hash_of, read_record
-from metreg.metric.store import metric_path
+from metreg.metric.store import file_of_intensity, metric_path
 from metreg.pipeline.resolve import GLOBAL, MEAN
+from metreg.settings.model import Settings
 
-FORMAT = "metreg-evaluation-2"
+FORMAT = "metreg-evaluation-3"
 """Of what is kept in `runs`; to be raised when rows get another meaning, as those of old would be taken for the same."""
 
 
@@ -38,6 +39,7 @@ class Inputs:
     names: Mapping[int, str]
     """Of labels."""
     frame: Frame | None
+    settings: Settings
     contents: dict[Path, str] = field(init=False)
     label_names: str = field(init=False)
 
@@ -45,7 +47,7 @@ class Inputs:
         self.label_names = hash_of(json.dumps(dict(self.names)))
         paths = list(files_of_pairs(self.files).values())
         for method in self.methods:
-            paths += _metric_file(method).values()
+            paths += self._metric_files(method).values()
             for path in self.transforms.get(method.name, ()):
                 paths += _transform_files(path).values()
         self.contents = contents_of(paths)
@@ -69,10 +71,22 @@ class Inputs:
             path = getattr(pair, role)
             if path is not None:
                 paths[f"{role} image" if role in NEEDED else role.replace("_", " ")] = path
-        paths |= _metric_file(method)
+        paths |= self._metric_files(method)
         if method.name in self.transforms:
             paths |= _transform_files(self.transforms[method.name][number - 1])
         return paths
+
+    def _metric_files(self, method: Method) -> dict[str, Path]:
+        """The metric of a method, and the one whose intensities it sees."""
+        if method.metric is None:
+            return {}
+        found = {}
+        if method.metric != GLOBAL:
+            found["metric"] = metric_path(method.metric.removeprefix(MEAN))
+        intensities = file_of_intensity(self.settings.intensity)
+        if intensities is not None:
+            found["metric of the intensities"] = intensities
+        return found
 
     def check(self, out: Path) -> None:
         """Refuse rows in `out` that were made of something else; say of what, and what to do. Changes nothing."""
@@ -123,12 +137,6 @@ def _kind(method: Method) -> str:
         return "transforms" if method.folder is not None else AFFINE
     learned = f"{MEAN}FILE" if method.metric.startswith(MEAN) else "FILE"
     return method.metric if method.metric == GLOBAL else learned
-
-
-def _metric_file(method: Method) -> dict[str, Path]:
-    if method.metric is None or method.metric == GLOBAL:
-        return {}
-    return {"metric": metric_path(method.metric.removeprefix(MEAN))}
 
 
 def _transform_files(path: Path) -> dict[str, Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 import sys
 import time
@@ -16,7 +17,7 @@ import numpy as np
 
 from metreg.core.grid import Array
 from metreg.core.resample import downsample
-from metreg.errors import pick_device
+from metreg.errors import MetregError, pick_device
 from metreg.evaluate.inputs import FORMAT, Inputs, record_of
 from metreg.evaluate.methods import (
     Method,
@@ -27,21 +28,24 @@ from metreg.evaluate.methods import (
     with_one_intensity,
 )
 from metreg.io.atomic import write_whole
+from metreg.io.formats import open_image
 from metreg.io.images import read_mask
 from metreg.io.points import Frame
 from metreg.io.tables import PairFiles
 from metreg.io.transforms import Affine, Transform
 from metreg.many.claim import check_resume, write_record
 from metreg.many.executor import workers
-from metreg.measure.pair import Case, measure, open_case
+from metreg.measure.pair import Case, measure, open_case, read_landmarks
 from metreg.measure.regularity import FoldCount
-from metreg.pipeline.apply import load_transform
+from metreg.pipeline.apply import check_dimensions, check_reach, load_transform
 from metreg.pipeline.register import read_label_names, register, version_of
 from metreg.prepare.affine import align
 from metreg.prepare.intensity import BACKGROUND
 from metreg.report.evaluation import Published, badness, write_evaluation
 from metreg.result.result import Result
 from metreg.settings.model import Settings, changed
+
+log = logging.getLogger(__name__)
 
 WORST = 5
 """Pairs of every method whose pages are kept."""
@@ -79,7 +83,7 @@ def evaluate(
     names = read_label_names(label_names)
     settings = with_one_intensity([method.metric for method in methods if method.metric is not None], settings)
     transforms = transforms_of(methods, files)
-    inputs = Inputs(files, methods, transforms, names, frame)
+    inputs = Inputs(files, methods, transforms, names, frame, settings)
     inputs.check(out)
     run = _Run(files, methods, out, settings, names, device, frame, transforms, inputs)
     rows = []
@@ -91,6 +95,16 @@ def evaluate(
                 tell(f"pair {row['pair']} of {len(files)}, {row['method']}: {told}{row['folds']} folds")
     _keep_worst(out / "pages", rows)
     return rows
+
+
+def check_landmarks(files: Sequence[PairFiles], frame: Frame | None) -> None:
+    """Refuse, before anything is written, landmarks that cannot be measured."""
+    for pair in files:
+        if pair.fixed_points is None:
+            continue
+        moving = open_image(pair.moving, "moving image", unpacked=False)
+        fixed = open_image(pair.fixed, "fixed image", unpacked=False)
+        read_landmarks(pair, frame, moving, fixed)
 
 
 def transforms_of(methods: Sequence[Method], files: Sequence[PairFiles]) -> dict[str, list[Path]]:
@@ -174,6 +188,11 @@ class _Work:
         result = None
         if path is not None:
             transform, inverse, facts = _read_transform(path)
+            check_dimensions(transform, path, self.case.moving, self.case.fixed)
+            try:
+                check_reach(transform, self.case.moving, self.case.fixed)
+            except MetregError as error:  # it is measured all the same: a tool may have gone astray
+                log.warning("pair %d, %s: %s: %s", self.number, method.name, error, path)
         elif method.metric is None:
             matrix, seconds = self.alignment
             parts = Transform((Affine(matrix),)), Transform((Affine(np.linalg.inv(matrix)),))

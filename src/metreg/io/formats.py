@@ -204,6 +204,9 @@ def _place(values: Array, affine: Array, role: str, name: str, header: Any = Non
         raise MetregError(f"{role}: no voxels, shape {values.shape}: {name}")
     if affine.shape not in ((len(shape) + 1,) * 2, (4, 4)):
         raise MetregError(f"{role}: wanted an affine of {len(shape) + 1} x {len(shape) + 1}, got {affine.shape}: {name}")
+    last = np.eye(len(affine))[-1]
+    if not np.array_equal(affine[-1], last):
+        raise MetregError(f"{role}: wanted an affine with the last row {last.tolist()}, got {affine[-1].tolist()}: {name}")
     if is_singular(affine):
         raise MetregError(f"{role}: the header's affine is singular, so voxels have no place: {name}")
     values = values.reshape(*shape, *channels)

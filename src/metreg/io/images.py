@@ -105,10 +105,10 @@ def check_overlap(image: Image, reference: Image, place: Callable[[Image], Array
     `place` says where the voxels of an image come to lie, the reference or fewer voxels in its place: (P, D), world points.
     """
     looked_at = _thinned(reference)
-    inside = _count_inside(image, place(looked_at))
+    inside = count_inside(image, place(looked_at))
     if inside == 0 and looked_at is not reference:  # there may be some between those looked at
         looked_at = reference
-        inside = _count_inside(image, place(looked_at))
+        inside = count_inside(image, place(looked_at))
     if inside == 0:
         raise MetregError(f"{role}: no voxel of {reference.name} comes to lie on {image.name}; {hint}")
     share = inside / math.prod(looked_at.shape)
@@ -118,7 +118,7 @@ def check_overlap(image: Image, reference: Image, place: Callable[[Image], Array
         log.warning("%s: %s; %s", role, few, hint)
 
 
-def _count_inside(image: Image, points: Array) -> int:
+def count_inside(image: Image, points: Array) -> int:
     """How many world points lie on the voxels of the image."""
     index = transform_points(np.linalg.inv(image.affine), points)
     return int(((index >= -0.5) & (index <= np.array(image.shape) - 0.5)).all(1).sum())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import re
 import struct
 import zlib
 from collections.abc import Sequence
-from io import BytesIO
+from io import BufferedIOBase, BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,16 @@ GZIP = b"\x1f\x8b"
 PNG = b"\x89PNG\r\n\x1a\n"
 JPEG = b"\xff\xd8\xff"
 BMP = b"BM"
+TIFF = {b"II*\0": "<", b"MM\0*": ">"}
+"""By how a TIFF file begins, the order of its bytes."""
+TIFF_PIXELS = {273: "offsets", 279: "sizes", 324: "offsets", 325: "sizes"}
+"""Tags of strips and of tiles: where they begin, and how many bytes they have."""
+TIFF_NUMBERS = {3: "H", 4: "I"}
+"""Types of numbers that these tags may have: 2 or 4 bytes."""
+SEAL = b"metreg blake2b "
+"""Before the checksum in the block that precedes an HDF5 file of ours."""
+SEAL_BYTES = 512
+"""Length of that block; HDF5 allows for 512 and its doubles."""
 HEADER_BYTES = {".gipl": 256, ".mrc": 1024, ".rec": 1024}
 """Length of what precedes the pixels, which are not compressed, in formats whose readers make up those that are missing."""
 
@@ -65,6 +76,8 @@ def check_pixels(path: Path, count: int) -> None:
             raise DamagedFileError("it ends too early")
     elif raw.startswith(BMP):
         _check_bmp(raw)
+    elif raw[:4] in TIFF:
+        _check_tiff(raw)
     elif raw.startswith(GZIP):
         _check_plain(Path(path.stem).suffix.lower(), unpack(raw), count)
     else:
@@ -205,6 +218,43 @@ def check_itk_text(text: str, counts: Sequence[tuple[int, int]]) -> None:
         raise DamagedFileError("parameters are missing or left over")
 
 
+def _check_tiff(raw: bytes) -> None:
+    """Follow the chain of pages: its reader stops at one that is missing, and gives a smaller volume."""
+    order = TIFF[raw[:4]]
+    (page,) = _unpack_at(raw, f"{order}I", 4)
+    seen = set()
+    while page:
+        if page in seen:
+            raise DamagedFileError("its pages form a circle")
+        seen.add(page)
+        (count,) = _unpack_at(raw, f"{order}H", page)
+        _check_tiff_page(raw, order, page + 2, count)
+        (page,) = _unpack_at(raw, f"{order}I", page + 2 + 12 * count)
+
+
+def _check_tiff_page(raw: bytes, order: str, start: int, count: int) -> None:
+    """Refuse a page with a strip or tile that does not lie in the file."""
+    found: dict[str, tuple[int, ...]] = {}
+    for entry in range(start, start + 12 * count, 12):
+        tag, kind, length = _unpack_at(raw, f"{order}HHI", entry)
+        if tag not in TIFF_PIXELS or kind not in TIFF_NUMBERS:
+            continue
+        form = f"{order}{length}{TIFF_NUMBERS[kind]}"
+        place = entry + 8
+        if struct.calcsize(form) > 4:  # what does not fit into the entry stands elsewhere
+            (place,) = _unpack_at(raw, f"{order}I", place)
+        found[TIFF_PIXELS[tag]] = _unpack_at(raw, form, place)
+    for offset, size in zip(found.get("offsets", ()), found.get("sizes", ()), strict=False):
+        if offset + size > len(raw):
+            raise DamagedFileError("it ends too early")
+
+
+def _unpack_at(raw: bytes, form: str, place: int) -> tuple[int, ...]:
+    if place + struct.calcsize(form) > len(raw):
+        raise DamagedFileError("it ends too early")
+    return struct.unpack_from(form, raw, place)
+
+
 def check_xfm(text: str, count: int) -> None:
     """Refuse an MNI text of another number of transforms, or with matrices whose reader would give the identity instead."""
     if len(re.findall(r"^\s*Transform_Type\s*=", text, re.MULTILINE)) != count:
@@ -218,10 +268,30 @@ def check_xfm(text: str, count: int) -> None:
             raise DamagedFileError("its matrix is not finite, or singular")
 
 
+def seal_hdf5(path: Path) -> None:
+    """Write a checksum of an HDF5 file into the block before it, which HDF5 leaves to its users (`userblock_size`)."""
+    with path.open("r+b") as file:
+        digest = _hash_behind_seal(file)
+        file.seek(0)
+        file.write(SEAL + digest)
+
+
+def _hash_behind_seal(file: BufferedIOBase) -> bytes:
+    file.seek(SEAL_BYTES)
+    return hashlib.blake2b(file.read(), digest_size=16).hexdigest().encode()
+
+
 def check_hdf5(path: Path) -> None:
-    """Refuse an HDF5 file of another length than its superblock says; h5py misses bytes, but not those left over."""
+    """Refuse an HDF5 file whose seal does not fit, or without one that is not as long as its superblock says.
+
+    The libraries that read HDF5 may crash on damaged bytes, and do not see bytes that are left over.
+    """
     with path.open("rb") as file:
         head = file.read(64)
+        if head.startswith(SEAL):
+            if head[len(SEAL) :].rstrip(b"\0") != _hash_behind_seal(file):
+                raise DamagedFileError("its checksum is wrong")
+            return
     if head[:8] != b"\x89HDF\r\n\x1a\n" or len(head) < 64:
         return  # its reader says so
     place = {0: 40, 1: 44}.get(head[8], 28)  # of the end's address, by version

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,8 @@ from metreg.errors import MetregError
 
 NEEDED = ("moving", "fixed")
 OPTIONAL = ("moving_mask", "fixed_mask", "moving_labels", "fixed_labels", "moving_points", "fixed_points")
+PAIRED = (("moving_labels", "fixed_labels"), ("moving_points", "fixed_points"))
+"""Of use only together."""
 SUBJECTS = ("moving_subject", "fixed_subject")
 ENDINGS = r"nii|nii\.gz|img|nrrd|nhdr|mha|mhd|png|tif|tiff"
 IMAGES = re.compile(rf".+\.({ENDINGS})", re.IGNORECASE)
@@ -85,10 +88,8 @@ def read_pairs(path: Path) -> list[PairFiles]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
-            columns = [name for name in (*NEEDED, *OPTIONAL, *SUBJECTS) if name in (reader.fieldnames or ())]
-            missing = [name for name in NEEDED if name not in columns]
-            if missing:
-                raise MetregError(f"pairs: no column '{missing[0]}' in {path}; wanted {', '.join(NEEDED)}")
+            reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+            columns = _columns_of(reader.fieldnames, path)
             rows = [{name: (row[name] or "").strip() for name in columns} for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise MetregError(f"pairs: cannot read {path}: {getattr(error, 'strerror', '') or 'not a CSV file'}") from None
@@ -97,11 +98,30 @@ def read_pairs(path: Path) -> list[PairFiles]:
     return [_files(row, path, line) for line, row in enumerate(rows, start=2)]
 
 
+def _columns_of(header: Sequence[str], path: Path) -> list[str]:
+    """The columns that are known. Others are let be, unless their names look like a known one's."""
+    known = (*NEEDED, *OPTIONAL, *SUBJECTS)
+    for name in NEEDED:
+        if name not in header:
+            raise MetregError(f"pairs: no column '{name}' in {path}; wanted {', '.join(NEEDED)}")
+    for name in header:
+        if name in known and header.count(name) > 1:
+            raise MetregError(f"pairs: two columns are called '{name}' in {path}; take one away")
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+        if name not in known and close:
+            raise MetregError(f"pairs: unknown column '{name}' in {path}; did you mean '{close[0]}'?")
+    return [name for name in known if name in header]
+
+
 def _files(row: dict[str, str], table: Path, line: int) -> PairFiles:
     found = {name: table.parent / value for name, value in row.items() if value and name not in SUBJECTS}
     for name in NEEDED:
         if name not in found:
             raise MetregError(f"pairs: line {line} of {table} names no {name} image")
+    for moving, fixed in PAIRED:
+        if (moving in found) != (fixed in found):
+            here, wanting = (moving, fixed) if moving in found else (fixed, moving)
+            raise MetregError(f"pairs: line {line} of {table} has {here} but no {wanting}; give both or none")
     for name, path in found.items():
         if not path.exists():
             raise MetregError(f"pairs: line {line} of {table}: no such file: {path} ({name})")

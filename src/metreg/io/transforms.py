@@ -16,7 +16,15 @@ from metreg.core.resample import sample
 from metreg.errors import MetregError
 from metreg.io.formats import is_singular
 from metreg.io.image import Image
-from metreg.io.integrity import DamagedFileError, check_hdf5, check_itk_text, check_matlab, check_xfm
+from metreg.io.integrity import (
+    SEAL_BYTES,
+    DamagedFileError,
+    check_hdf5,
+    check_itk_text,
+    check_matlab,
+    check_xfm,
+    seal_hdf5,
+)
 
 Mode = Literal["linear", "nearest"]
 CPU = torch.device("cpu")
@@ -211,11 +219,11 @@ def _tensor(values: Array, device: torch.device) -> torch.Tensor:
 
 
 def write_transform(path: Path, transform: Transform) -> None:
-    """An ITK composite transform (HDF5): parts in double precision, fields in float32, compressed."""
+    """An ITK composite transform (HDF5): parts in double precision, fields in float32, compressed; sealed by a checksum."""
     import h5py
 
     dim = transform.dim
-    with h5py.File(path, "w") as file:
+    with h5py.File(path, "w", userblock_size=SEAL_BYTES) as file:
         text = h5py.string_dtype("ascii")
         for name, value in (("ITKVersion", "5.4.0"), ("HDFVersion", h5py.version.hdf5_version), ("OSName", "any")):
             file.create_dataset(name, data=[value], dtype=text)
@@ -231,6 +239,7 @@ def write_transform(path: Path, transform: Transform) -> None:
             if parameters.size > 100:
                 packing = {"compression": "gzip", "compression_opts": 1, "shuffle": True}
             group.create_dataset(f"{number}/TransformParameters", data=parameters, **packing)
+    seal_hdf5(path)
 
 
 def read_transform(path: str | Path) -> Transform:
@@ -257,7 +266,7 @@ def read_transform(path: str | Path) -> Transform:
             check_xfm(path.read_text(encoding="utf-8"), len(parts))
     except DamagedFileError as error:
         raise MetregError(f"transform: damaged ({error}): {path}") from None
-    except (RuntimeError, OSError, UnicodeDecodeError):
+    except (RuntimeError, OSError, KeyError, TypeError, ValueError):
         raise MetregError(f"transform: not an ITK transform file, or damaged: {path}") from None
     if not parts:
         raise MetregError(f"transform: it has no parts: {path}")

@@ -29,7 +29,7 @@ from metreg.learn.curriculum import LOG, read_log, train
 from metreg.learn.pairs import TrainingPairs
 from metreg.many.claim import TRAINING_ROLES, check_resume, contents_of, files_of_pairs, read_record, write_record
 from metreg.metric.learned import LearnedMetric
-from metreg.metric.store import MetricFile, save_metric, standard_of, used_of
+from metreg.metric.store import MetricFile, file_of_intensity, save_metric, standard_of, used_of
 from metreg.pipeline.register import version_of
 from metreg.prepare.affine import CPU, align
 from metreg.prepare.intensity import quantile_function
@@ -89,7 +89,7 @@ def train_metric(
     """
     torch.set_flush_denormal(True)
     template = template or files[0].fixed
-    given = _inputs(files, template)
+    given = _inputs(files, template, settings)
     said = {"licence": licence, "credit": credit}
     going_on = False
     if resume and run.exists():
@@ -212,11 +212,16 @@ def _read(path: Path, mask: Path | None, template: Image, settings: Settings) ->
     return image, inside
 
 
-def _inputs(files: list[PairFiles], template: Path) -> dict[str, Any]:
+def _inputs(files: list[PairFiles], template: Path, settings: Settings) -> dict[str, Any]:
     """What a training is made of, by content."""
     paths = files_of_pairs(files, TRAINING_ROLES)
-    contents = contents_of([template, *paths.values()])
-    return {"template": contents[template], "pairs": {name: contents[path] for name, path in paths.items()}}
+    intensities = file_of_intensity(settings.intensity)
+    contents = contents_of([template, intensities, *paths.values()])
+    return {
+        "template": contents[template],
+        "metric of the intensities": contents[intensities] if intensities else None,
+        "pairs": {name: contents[path] for name, path in paths.items()},
+    }
 
 
 def _check_run(

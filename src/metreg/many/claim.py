@@ -70,9 +70,10 @@ def _files_of(path: Path) -> list[Path]:
     """All files in which an image lies, in order."""
     if path.is_dir():
         return sorted(part for part in path.iterdir() if part.is_file())
-    if path.suffix.lower() not in HEADERS:
+    plain = path.with_suffix("") if path.suffix.lower() == ".gz" else path
+    if plain.suffix.lower() not in HEADERS:
         return [path]
-    files = {path, *(part for part in path.parent.glob(f"{_escape(path.stem)}.*") if part.is_file())}
+    files = {path, *(part for part in path.parent.glob(f"{_escape(plain.stem)}.*") if part.is_file())}
     if path.suffix.lower() in (".mhd", ".nhdr"):
         with path.open("rb") as file:
             header = file.read(2**16).decode("latin-1")

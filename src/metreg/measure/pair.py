@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +11,15 @@ import numpy as np
 from metreg.core.grid import Array
 from metreg.errors import MetregError
 from metreg.io.image import Image
-from metreg.io.images import match_planes, read_image, read_labels_on, read_mask
+from metreg.io.images import count_inside, match_planes, read_image, read_labels_on, read_mask
 from metreg.io.points import Frame, read_points
 from metreg.io.tables import PairFiles
 from metreg.io.transforms import Transform
 from metreg.measure.overlap import Overlap, common_labels, overlap
 from metreg.measure.regularity import check_written, determinants, jacobian_facts, round_trip
 from metreg.prepare.intensity import BACKGROUND
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,18 +49,27 @@ def open_case(files: PairFiles, frame: Frame | None = None) -> Case:
             (files.fixed_labels, fixed, "fixed labels"),
         )
     ]
-    return Case(moving, fixed, labels[0], labels[1], seen, _landmarks(files, frame, fixed.dim))
+    return Case(moving, fixed, labels[0], labels[1], seen, read_landmarks(files, frame, moving, fixed))
 
 
-def _landmarks(files: PairFiles, frame: Frame | None, dim: int) -> tuple[Array, Array] | None:
+def read_landmarks(files: PairFiles, frame: Frame | None, moving: Image, fixed: Image) -> tuple[Array, Array] | None:
+    """Points (P, D) of the moving and of the fixed image. Those that lie elsewhere are refused: their frame is another."""
     if files.moving_points is None or files.fixed_points is None:
         return None
     if frame is None:
         raise MetregError("--frame: say whether the landmarks are in ras or lps millimetres")
-    moving, fixed = (read_points(path, frame, dim)[0] for path in (files.moving_points, files.fixed_points))
-    if len(moving) != len(fixed):
-        raise MetregError(f"landmarks: {len(moving)} in {files.moving_points}, {len(fixed)} in {files.fixed_points}")
-    return moving, fixed
+    in_moving = read_points(files.moving_points, frame, moving.dim)[0]
+    in_fixed = read_points(files.fixed_points, frame, fixed.dim)[0]
+    if len(in_moving) != len(in_fixed):
+        raise MetregError(f"landmarks: {len(in_moving)} in {files.moving_points}, {len(in_fixed)} in {files.fixed_points}")
+    for points, path, image in ((in_moving, files.moving_points, moving), (in_fixed, files.fixed_points, fixed)):
+        outside = len(points) - count_inside(image, points)
+        said = f"landmarks: {outside} of {len(points)} points of {path} lie outside {image.name}; is --frame {frame} right?"
+        if outside == len(points):
+            raise MetregError(said)
+        if outside:
+            log.warning(said)
+    return in_moving, in_fixed
 
 
 def measure(case: Case, transform: Transform, inverse: Transform | None = None) -> tuple[dict[str, Any], Overlap | None]:

@@ -84,16 +84,22 @@ def metric_path(name: str | Path) -> Path:
     return Path(name)
 
 
-def standard_of(intensity: str, usual: Sequence[float]) -> tuple[float, ...]:
-    """The quantile function that the setting `intensity` asks for, `usual` if none in particular. Empty: own ranges."""
-    if intensity == AS_TRAINED:
-        return tuple(usual)
-    if intensity == OWN_RANGE:
-        return ()
+def file_of_intensity(intensity: str) -> Path | None:
+    """The metric file that the setting `intensity` names, if it names one."""
+    if intensity in (AS_TRAINED, OWN_RANGE):
+        return None
     if intensity not in shipped_names() and not Path(intensity).is_file():
         known = ", ".join([AS_TRAINED, OWN_RANGE, *shipped_names()])
         raise MetregError(f"intensity: unknown '{intensity}'; use {known} or a metric file")
-    return load_metric(metric_path(intensity)).intensity
+    return metric_path(intensity)
+
+
+def standard_of(intensity: str, usual: Sequence[float]) -> tuple[float, ...]:
+    """The quantile function that the setting `intensity` asks for, `usual` if none in particular. Empty: own ranges."""
+    path = file_of_intensity(intensity)
+    if path is not None:
+        return load_metric(path).intensity
+    return tuple(usual) if intensity == AS_TRAINED else ()
 
 
 def save_metric(path: Path, metric: MetricFile) -> None:

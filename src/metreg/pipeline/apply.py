@@ -7,6 +7,7 @@ from pathlib import Path
 
 from metreg.errors import MetregError
 from metreg.io.atomic import check_output, whole_file
+from metreg.io.image import Image
 from metreg.io.images import check_overlap, read_labels, read_reference, write_image
 from metreg.io.points import Frame, read_points, write_points
 from metreg.io.transforms import Transform, read_transform
@@ -35,11 +36,27 @@ def apply_to_image(
     moving = read_labels(image) if labels else read_reference(image, "image")
     fixed = read_reference(reference)
     there = load_transform(transform)
+    check_dimensions(there, transform, moving, fixed)
+    check_reach(there, moving, fixed)
+    if labels:
+        values = there.resample(moving, fixed, mode="nearest")
+    else:
+        values = there.resample(moving, fixed, fill=fill_value(moving.values, fill))
+    with whole_file(out, overwrite=overwrite) as path:
+        write_image(path, values, fixed)
+
+
+def check_dimensions(there: Transform, path: Path, moving: Image, fixed: Image) -> None:
+    """Refuse a transform of another number of dimensions than the images."""
     file_dim = 3 if fixed.plane is not None and moving.plane is not None else fixed.dim
     if moving.dim != fixed.dim or there.dim not in (fixed.dim, file_dim):
         raise MetregError(
-            f"transform is {there.dim}-D, image {moving.dim}-D, reference {fixed.dim}-D; wanted the same: {transform}"
+            f"transform is {there.dim}-D, image {moving.dim}-D, reference {fixed.dim}-D; wanted the same: {path}"
         )
+
+
+def check_reach(there: Transform, moving: Image, fixed: Image) -> None:
+    """Refuse a transform that brings no voxel of the fixed image onto the moving one."""
     check_overlap(
         moving,
         fixed,
@@ -47,12 +64,6 @@ def apply_to_image(
         role="image",
         hint="is it the image this transform is for, and the right one of the two transforms?",
     )
-    if labels:
-        values = there.resample(moving, fixed, mode="nearest")
-    else:
-        values = there.resample(moving, fixed, fill=fill_value(moving.values, fill))
-    with whole_file(out, overwrite=overwrite) as path:
-        write_image(path, values, fixed)
 
 
 def apply_to_points(transform: Path, points: Path, out: Path, *, frame: Frame, overwrite: bool = False) -> None:

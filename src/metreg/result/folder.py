@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -46,12 +46,16 @@ PERCENTILES = {"min": 0, "p1": 1, "p5": 5, "p50": 50, "p95": 95, "p99": 99, "max
 
 
 def import_writers() -> None:
-    """Import all that writing wants, in one thread: two threads that import one package may see half of it."""
+    """Import all that writing wants, in one thread: two threads that import one package may see half of it.
+
+    Where the figures cannot be imported, what draws them fails later, and is left out.
+    """
     import_module("nibabel")
     import_module("h5py")
-    import_module("metreg.report.pair")
-    import_module("matplotlib.image")
-    import_module("PIL.Image").init()
+    with suppress(Exception):
+        import_module("metreg.report.pair")
+        import_module("matplotlib.image")
+        import_module("PIL.Image").init()
 
 
 def write_files(result: Result, out: Path) -> None:
@@ -108,7 +112,6 @@ def summarise(result: Result) -> dict[str, Any]:
         "metric_licence": result.metric_licence,
         "gaussians": _gaussians(result),
         "energy": {**registration.energy, "total": sum(registration.energy.values())},
-        "before_repair": result.before_repair,
         "affine": result.affine.tolist(),
         "fill": result.fill,
         "seed": result.settings.seed,
@@ -117,6 +120,7 @@ def summarise(result: Result) -> dict[str, Any]:
         "history": [{"level": r.level, "iteration": r.iteration, **r.terms} for r in registration.history],
     }
     measures: dict[str, Callable[[Result], dict[str, Any]]] = {
+        "before_repair": _before_repair,
         "folds": _folds,
         "inverse": _inverse,
         "jacobian": _jacobian,
@@ -144,6 +148,10 @@ def _folds(result: Result) -> dict[str, Any]:
     """Of the map as it is written."""
     certificate = {**asdict(result.certificate), "holds": result.certificate.holds}
     return {"folds": result.folds, "certificate": certificate}
+
+
+def _before_repair(result: Result) -> dict[str, Any]:
+    return {"before_repair": result.before_repair}
 
 
 def _inverse(result: Result) -> dict[str, Any]:
