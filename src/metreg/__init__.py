@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +15,12 @@ if TYPE_CHECKING:
     from metreg.result.result import Result as Result
     from metreg.settings.model import Settings as Settings
     from metreg.settings.model import make_settings as make_settings
-
-# torch's threads wait for their next work a few microseconds at full speed instead of milliseconds: meanwhile others have
-# some (kernels.share_cpu). This is read when torch is first imported; what the user has set stays.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+    from metreg.settings.process import own_process as own_process
 
 # in the order in which data walks through the house; loaded when first asked for, so that `import metreg` is quick
 _HOMES = {
     "MetregError": "errors",
+    "own_process": "settings.process",
     "Settings": "settings.model",
     "make_settings": "settings.model",
     "Grid": "core.grid",

@@ -295,9 +295,9 @@ def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         converged=20,
     )
     monkeypatch.setattr(
-        demo.run_demo,
+        demo.run_demo.__wrapped__,
         "__kwdefaults__",
-        {**demo.run_demo.__kwdefaults__, "plan": small},
+        {**demo.run_demo.__wrapped__.__kwdefaults__, "plan": small},
     )
     assert run(monkeypatch, "demo", "-o", tmp_path / "demo", "--json", "--quiet") == 0
     told = json.loads(capsys.readouterr().out)

@@ -9,6 +9,11 @@ from metreg.kernels import memory
 from metreg.kernels.memory import KEEP, USUAL, kept_memory
 
 
+@pytest.fixture(autouse=True)
+def own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "is_own", lambda: True)
+
+
 class Library:
     def __init__(self) -> None:
         self.told: list[tuple[int, int] | str] = []
@@ -28,6 +33,14 @@ def test_the_first_one_in_begins_it_and_the_last_one_out_ends_it(monkeypatch: py
             assert library.told == list(KEEP.items())
         assert library.told == list(KEEP.items())
     assert library.told == [*KEEP.items(), *USUAL.items(), "trimmed"]
+
+
+def test_in_a_process_of_somebody_else_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library()
+    monkeypatch.setattr(memory, "_glibc", lambda: library)
+    monkeypatch.setattr(memory, "is_own", lambda: False)
+    with kept_memory():
+        assert library.told == []
 
 
 def test_without_glibc_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

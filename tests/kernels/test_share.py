@@ -62,6 +62,6 @@ def test_many_may_ask_at_once() -> None:
 )
 def test_torch_leaves_the_cores_unless_told_otherwise(given: dict[str, str], found: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    command = [sys.executable, "-c", "import os, metreg; print(os.environ.get('GOMP_SPINCOUNT'))"]
+    command = [sys.executable, "-c", "import os, metreg; metreg.own_process(); print(os.environ.get('GOMP_SPINCOUNT'))"]
     said = subprocess.run(command, env=environment | given, capture_output=True, encoding="utf-8", check=True)
     assert said.stdout.strip() == found

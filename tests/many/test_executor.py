@@ -60,7 +60,7 @@ def test_they_end_with_the_one_that_began_them_with_much_left_to_do(way: signal.
     processes = children_of(process.pid)
     assert len(processes) >= 2
     process.send_signal(way)
-    _, told = process.communicate(timeout=30)
+    _, told = process.communicate(timeout=90)
     wait_until(lambda: not any(map(is_running, processes)))
     if way == signal.SIGTERM:
         assert process.returncode == TERMINATED and told == ""

@@ -14,7 +14,7 @@ from torch import Tensor
 from metreg.core.grid import Grid
 from metreg.flow.stationary import flow
 from metreg.kernels import plain_torch
-from metreg.kernels.memory import kept_memory
+from metreg.kernels.heavy import heavy_work
 from metreg.kernels.replay import Replay
 from metreg.metric.simplex import to_simplex
 from metreg.settings.model import FlowSettings, MetricSettings, Settings, SimilaritySettings, SolveSettings
@@ -180,7 +180,7 @@ def copy_bandwidth(device: torch.device, repeats: int) -> float:
     return 2 * COPY_BYTES / (measure(copy, device, repeats).median / 1000)
 
 
-@kept_memory()
+@heavy_work()
 def bench_iteration(case: Case, device: torch.device, *, repeats: int, plain_repeats: int) -> dict[str, Any]:
     """The whole iteration, its parts, its memory, and the same in plain torch (0 repeats: not that)."""
     if device.type == "cuda":

@@ -1,6 +1,6 @@
 """metreg on one pair, called like its peers: `peer_metreg MOVING FIXED AFFINE.json PREFIX --metric M`.
 
-PREFIX.h5 maps fixed to moving points, PREFIX_inverse.h5 goes back.
+PREFIX.h5 maps fixed to moving points, PREFIX_inverse.h5 goes back, PREFIX.json has folds before a repair.
 """
 
 from __future__ import annotations
@@ -9,13 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
-import nibabel as nib
-import numpy as np
-
-from metreg.io.transforms import write_transform
-from metreg.measure.regularity import FoldCount
-from metreg.pipeline.register import register
-from metreg.settings.model import changed, make_settings
+from metreg.settings.process import own_process
 
 
 def main() -> None:
@@ -27,6 +21,20 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="at most two iterations a level")
     parser.add_argument("--warped", action="store_true", help="write PREFIX_warped.nii.gz too")
     given = parser.parse_args()
+    own_process()
+    register_one(given)
+
+
+def register_one(given: argparse.Namespace) -> None:
+    """Torch is imported here, once the process is metreg's own."""
+    import nibabel as nib
+    import numpy as np
+
+    from metreg.io.transforms import write_transform
+    from metreg.measure.regularity import FoldCount
+    from metreg.pipeline.register import register
+    from metreg.settings.model import changed, make_settings
+
     matrix = np.array(json.loads(given.affine.read_text(encoding="utf-8"))["matrix"])
     settings = make_settings(config=given.config)
     if given.short:

@@ -38,6 +38,7 @@ from metreg.report.evaluation import BEFORE_REPAIR, compare_overlaps, write_eval
 from metreg.report.evaluation import NAMES as EVALUATION
 from metreg.report.tables import Table, difference_table
 from metreg.settings.model import Settings
+from metreg.settings.process import command_line
 
 NAMES = EVALUATION | {"transforms", "images", "logs", "peers.md"}
 """What the comparison writes into its folder."""
@@ -258,7 +259,7 @@ def measure_all(
     failures = [{key: row[key] for key in keys} for row in found if "failed" in row]
     rows = _marked(found)
     own = {name: version_of(name) for name in ("metreg", "torch", "numpy", "scipy")}
-    summary = write_evaluation(out, rows, settings, command=shlex.join(sys.argv), versions={**own, **versions})
+    summary = write_evaluation(out, rows, settings, command=command_line(), versions={**own, **versions})
     summary |= {
         "machine": _machine(bench.cores),
         "tools": {tool.name: {"what": tool.what, "command": shlex.join(tool.command(*FILES))} for tool in tools},

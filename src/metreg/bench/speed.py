@@ -15,6 +15,7 @@ import torch
 from metreg.bench.iteration import Case, Iteration, bench_iteration, bench_protocol, copy_bandwidth, measure, smooth_noise
 from metreg.core.grid import Grid
 from metreg.errors import MetregError
+from metreg.kernels.heavy import heavy_work
 from metreg.learn.curriculum import train
 from metreg.learn.pairs import TrainingPairs
 from metreg.pipeline.register import version_of
@@ -32,11 +33,11 @@ def about(device: torch.device) -> dict[str, Any]:
     return {"machine": machine, "device": device.type, "threads": torch.get_num_threads(), "versions": versions}
 
 
+@heavy_work()
 def bench_pair(
     case: Case, device: torch.device, *, repeats: int, plain: bool, sizes: tuple[int, ...], tell: Tell
 ) -> dict[str, Any]:
     """One iteration with either correlation, against plain torch in the same run, and how its cost grows."""
-    torch.set_flush_denormal(True)
     found: dict[str, Any] = {**about(device), "copy_bytes_per_second": copy_bandwidth(device, repeats), "iterations": {}}
     for name in ("ncc", "lncc"):
         tell(f"one iteration, {name}")
@@ -89,13 +90,13 @@ def pair_tables(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+@heavy_work()
 def bench_train(
     shape: tuple[int, ...], device: torch.device, *, preset: str, pairs: int, epochs: tuple[int, int], tell: Tell
 ) -> dict[str, Any]:
     """The protocol of a preset on synthetic volumes: seconds of every epoch, and of the preset's own number of them."""
     if pairs < 2:
         raise MetregError(f"--pairs: wanted 2 or more, got {pairs}")
-    torch.set_flush_denormal(True)
     settings = make_settings(preset)
     wanted = settings.train.epochs
     settings = changed(settings, {"train.epochs": list(epochs)})

@@ -14,6 +14,7 @@ from metreg.cli.many import evaluate, train
 from metreg.cli.pair import apply, inspect, register
 from metreg.errors import MetregError
 from metreg.many.processes import Terminated, ending_in_order
+from metreg.settings.process import own_process
 
 app = typer.Typer(
     name="metreg",
@@ -61,6 +62,7 @@ app.add_typer(bench, rich_help_panel="Experiments")
 
 def main() -> None:
     """Run; bad input gives one line on stderr and exit code 2. A SIGTERM ends it in order."""
+    own_process()
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     try:
         with ending_in_order():

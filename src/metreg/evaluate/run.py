@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,6 +42,7 @@ from metreg.prepare.intensity import BACKGROUND
 from metreg.report.evaluation import Published, badness, write_evaluation
 from metreg.result.result import Result
 from metreg.settings.model import Settings, changed
+from metreg.settings.process import command_line
 
 log = logging.getLogger(__name__)
 
@@ -279,7 +278,7 @@ def write_report(
         out,
         rows,
         settings,
-        command=shlex.join(sys.argv),
+        command=command_line(),
         versions={name: version_of(name) for name in ("metreg", "torch", "numpy", "scipy")},
         reference=reference,
         published=published,

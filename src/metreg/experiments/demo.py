@@ -14,6 +14,7 @@ from metreg.experiments.rings.converged import CONSTANT, GLOBAL, NONE
 from metreg.experiments.rings.experiment import LEARNED, QUICK, Outcome, Plan, experiment
 from metreg.experiments.rings.report import FIGURES, make_figures, plane_shown
 from metreg.io.atomic import whole_folder
+from metreg.kernels.heavy import heavy_work
 from metreg.metric.store import MetricFile, save_metric
 from metreg.pipeline.register import version_of
 from metreg.report.page import Card, Html, Section, png, render
@@ -49,6 +50,7 @@ class DemoResult:
     seconds: float
 
 
+@heavy_work()
 def run_demo(
     out: Path,
     settings: Settings,
@@ -59,7 +61,6 @@ def run_demo(
     tell: Callable[[str], None] = lambda line: None,
 ) -> DemoResult:
     """Learn, register, measure; write the figures, the metric and `report.html`."""
-    torch.set_flush_denormal(True)
     start = time.perf_counter()
     with whole_folder(out, names=NAMES, overwrite=overwrite) as work:
         outcome = experiment(plan, settings, work / "runs", device=device, tell=tell)

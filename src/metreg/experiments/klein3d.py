@@ -14,6 +14,7 @@ from metreg.experiments.findings import Claim, Facts, facts_of, fold_claim, over
 from metreg.experiments.harness import PARTS, Plan, Tell, Work, begin_experiment
 from metreg.experiments.klein2009 import published
 from metreg.io.tables import TEST, TRAIN, PairFiles, Scan, has_images, pick, read_scans, scan_pairs
+from metreg.kernels.heavy import heavy_work
 from metreg.many.claim import files_of_pairs
 from metreg.report.evaluation import Published, compare_overlaps
 from metreg.settings.model import AS_TRAINED, Settings, changed
@@ -109,6 +110,7 @@ def _some(scans: Sequence[Scan], most: int, seed: int) -> list[PairFiles]:
     return pick(scan_pairs([replace(scan, labels=None) for scan in scans]), most, seed)
 
 
+@heavy_work()
 def reproduce(
     data: Path,
     out: Path,
@@ -128,7 +130,6 @@ def reproduce(
 
     `results` is a folder of what other methods reached pair by pair, by default the data's klein2009 where it is there.
     """
-    torch.set_flush_denormal(True)
     plan = (QUICK if quick else FULL).at_most(pairs)
     settings, data = plan.settings_of(settings), data.resolve()
     todo = protocol(data, plan, settings.seed, subjects)

@@ -19,6 +19,7 @@ from metreg.io.atomic import whole_file
 from metreg.io.image import Image
 from metreg.io.images import check_same_grid, read_image, read_labels
 from metreg.io.tables import TEST, TRAIN, Scan, pick, read_scans, scan_pairs
+from metreg.kernels.heavy import heavy_work
 from metreg.pipeline.register import read_label_names
 from metreg.prepare.pair import content_box
 from metreg.settings.model import Settings
@@ -38,6 +39,7 @@ FULL = Plan(training_pairs=300)
 QUICK = Plan(training_pairs=6, test_pairs=4, epochs=(8, 18), iterations=60)
 
 
+@heavy_work()
 def reproduce(
     data: Path,
     out: Path,
@@ -53,7 +55,6 @@ def reproduce(
     tell: Tell = lambda line: None,
 ) -> dict[str, Any]:
     """The whole experiment into the folder `out`. Every part that is done is a file there, and is not done again."""
-    torch.set_flush_denormal(True)
     plan = (QUICK if quick else FULL).at_most(pairs)
     settings = plan.settings_of(settings)
     scans = read_scans(data.resolve(), subjects)

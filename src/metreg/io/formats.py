@@ -16,6 +16,7 @@ from metreg.core.grid import Array, transform_points, voxel_size
 from metreg.errors import MetregError
 from metreg.io.image import Image
 from metreg.io.integrity import check_length, check_pixels, unpack
+from metreg.io.quiet import quiet_itk, quiet_nibabel
 
 log = logging.getLogger(__name__)
 NIFTI_ENDINGS = (".nii", ".nii.gz", ".hdr", ".hdr.gz", ".img", ".img.gz", ".mgz", ".mgh")
@@ -60,14 +61,14 @@ def _open_file(path: Path, role: str, unpacked: bool) -> Image:
 def _from_nibabel(load: Callable[[], Any], role: str, name: str, unpacked: bool) -> Image:
     import nibabel as nib
 
-    nib.imageglobals.logger.setLevel(logging.CRITICAL)  # it talks of headers that it repairs
     unreadable = (
         *(nib.filebasedimages.ImageFileError, nib.spatialimages.HeaderDataError, nib.spatialimages.HeaderTypeError),
         *(OSError, EOFError, ValueError, zlib.error, MemoryError, OverflowError),
     )
     try:
-        image = load()
-        values = _values_of(image) if unpacked else np.broadcast_to(np.zeros((), np.uint8), image.shape)
+        with quiet_nibabel():
+            image = load()
+            values = _values_of(image) if unpacked else np.broadcast_to(np.zeros((), np.uint8), image.shape)
     except unreadable as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise MetregError(f"{role}: not a readable NIfTI image ({reason}): {name}") from None
@@ -118,11 +119,11 @@ def _nifti_affine(header: Any, role: str, name: str) -> Array:
     return np.diag([unit, unit, unit, 1.0]) @ np.asarray(given[0], dtype=float)
 
 
+@quiet_itk()
 def _from_itk(path: Path, role: str) -> Image:
     """NRRD, MetaImage, PNG, TIFF, ..., or a folder with a DICOM series."""
     import SimpleITK as sitk
 
-    sitk.ProcessObject.SetGlobalWarningDisplay(False)
     try:
         if path.is_dir():
             series = sitk.ImageSeriesReader.GetGDCMSeriesIDs(str(path))

@@ -25,6 +25,7 @@ from metreg.io.integrity import (
     check_xfm,
     seal_hdf5,
 )
+from metreg.io.quiet import quiet_itk
 
 Mode = Literal["linear", "nearest"]
 CPU = torch.device("cpu")
@@ -242,6 +243,7 @@ def write_transform(path: Path, transform: Transform) -> None:
     seal_hdf5(path)
 
 
+@quiet_itk()
 def read_transform(path: str | Path) -> Transform:
     """A transform from any file of ITK's: matrices, displacement fields and composites of them."""
     import h5py
@@ -250,7 +252,6 @@ def read_transform(path: str | Path) -> Transform:
     path = Path(path)
     if not path.is_file():
         raise MetregError(f"transform: no such file: {path}")
-    sitk.ProcessObject.SetGlobalWarningDisplay(False)
     try:
         if path.suffix in (".h5", ".hdf5"):  # ITK prints pages about a damaged file; h5py just says so
             check_hdf5(path)

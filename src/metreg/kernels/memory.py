@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from functools import cache
 from threading import Lock
 
+from metreg.settings.process import is_own
+
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
 """As malloc.h of glibc has them: what may be free before some is given back, from which size on arrays get pages of their
 own, and how many arrays may."""
@@ -26,7 +28,14 @@ _WITHIN = 0
 
 @contextmanager
 def kept_memory() -> Iterator[None]:
-    """Within it nothing is given back, afterwards all that is free; where the C library is not glibc it does nothing."""
+    """Within it nothing is given back, afterwards all that is free.
+
+    It does nothing where the C library is not glibc, nor in a process that is not metreg's own: glibc does not tell what
+    was set before, so that could not be undone.
+    """
+    if not is_own():
+        yield
+        return
     _count(1)
     try:
         yield

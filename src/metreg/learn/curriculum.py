@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from metreg.errors import MetregError
-from metreg.kernels.memory import kept_memory
+from metreg.kernels.heavy import heavy_work
 from metreg.learn.checkpoint import Progress, load_checkpoint, named, read_checkpoint, save_checkpoint, under
 from metreg.learn.momenta import Home, Momenta, choose_home
 from metreg.learn.pairs import TrainingPairs
@@ -33,7 +33,7 @@ BINS = 20
 """Of the histograms of weights, from 0 to 1."""
 
 
-@kept_memory()
+@heavy_work()
 def train(
     pairs: TrainingPairs,
     settings: Settings,

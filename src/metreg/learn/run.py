@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import shlex
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -24,6 +21,7 @@ from metreg.io.atomic import check_output, clear_folder, whole_file, write_whole
 from metreg.io.image import Image
 from metreg.io.images import match_planes, read_image, read_mask
 from metreg.io.tables import PairFiles, stem
+from metreg.kernels.heavy import heavy_work
 from metreg.learn.checkpoint import check_checkpoint
 from metreg.learn.curriculum import LOG, read_log, train
 from metreg.learn.pairs import TrainingPairs
@@ -38,6 +36,7 @@ from metreg.prepare.skull import hint_at_skull
 from metreg.report.planes import Plane, plane_of_map
 from metreg.report.training import training_page
 from metreg.settings.model import Settings, changed
+from metreg.settings.process import command_line
 from metreg.solve.energy import Energy
 from metreg.solve.pyramid import map_grid_of
 from metreg.solve.register import make_metric
@@ -65,6 +64,7 @@ class Prepared:
     standard: tuple[float, ...]
 
 
+@heavy_work()
 def train_metric(
     files: list[PairFiles],
     run: Path,
@@ -87,7 +87,6 @@ def train_metric(
     licence and the credit with which it was begun, where nothing else is said. Several trainings on the same pairs may
     share what was `prepared`, and the `first_stage`, the folder of a run of that alone.
     """
-    torch.set_flush_denormal(True)
     template = template or files[0].fixed
     given = _inputs(files, template, settings)
     said = {"licence": licence, "credit": credit}
@@ -117,16 +116,19 @@ def train_metric(
         clear_folder(run, NAMES)
         run.mkdir(parents=True, exist_ok=True)
     over = going_on and not any(run.glob("momenta-*.npy"))  # it had ended, and its momenta are gone
-    model, progress = train(
-        prepared.pairs,
-        settings,
-        run,
-        device=device,
-        resume=going_on,
-        first_stage=first_stage,
-        on_begin=begin,
-        on_epoch=heard,
-    )
+    try:
+        model, progress = train(
+            prepared.pairs,
+            settings,
+            run,
+            device=device,
+            resume=going_on,
+            first_stage=first_stage,
+            on_begin=begin,
+            on_epoch=heard,
+        )
+    finally:
+        curves.close()
     history = [*([] if first_stage is None else read_log(first_stage)), *progress.history]
     last = history[-1] if history else {}
     map_grid = map_grid_of(grid, settings.flow.map_factor)
@@ -159,7 +161,7 @@ def train_metric(
     if history and not over:  # without an epoch there is only the average of the intensities
         examples = _examples(model, prepared, files, settings, run, progress.generation)
         widths = [sigma * grid.length_mm for sigma in settings.metric.sigma]
-        page = training_page(metric.summary, history, examples, widths, settings, shlex.join(sys.argv))
+        page = training_page(metric.summary, history, examples, widths, settings, command_line())
         write_whole(run / "report.html", page)
     for path in run.glob("momenta-*.npy"):
         path.unlink()
@@ -252,11 +254,14 @@ class _TensorBoard:
         if self.writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            logging.getLogger("tensorboard").setLevel(logging.ERROR)
             self.writer = SummaryWriter(str(self.folder))
         for name in (*Energy._fields, "total", "rate_scale", "pairs_per_second"):
             self.writer.add_scalar(f"stage {record['stage']}/{name}", record[name], record["epoch"])
         self.writer.flush()
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
 
 
 def _examples(

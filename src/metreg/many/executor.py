@@ -18,6 +18,7 @@ import torch
 
 from metreg.errors import MetregError
 from metreg.many.processes import GRACE_SECONDS, Terminated, die_with_parent, end_now, raise_terminated
+from metreg.settings.process import is_own, own_process
 
 Task = Callable[[int], Any]
 Map = Callable[[Iterable[int]], Iterator[Any]]
@@ -35,7 +36,7 @@ def workers(task: Task, jobs: int) -> Iterator[Map]:
         yield lambda numbers: map(task, numbers)
         return
     others = active_children()
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker, (task, jobs, os.getpid())) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker, (task, jobs, os.getpid(), is_own())) as pool:
         try:
             yield lambda numbers: _in_order(pool, numbers)
         except BaseException as error:
@@ -55,9 +56,11 @@ def _in_order(pool: Executor, numbers: Iterable[int]) -> Iterator[Any]:
         yield future.result()
 
 
-def _begin_worker(task: Task, jobs: int, parent: int) -> None:
+def _begin_worker(task: Task, jobs: int, parent: int, own: bool) -> None:
     global _TASK
     _TASK = task
+    if own:
+        own_process()
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever began them ends them
     signal.signal(signal.SIGTERM, raise_terminated)

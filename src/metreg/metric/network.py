@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from metreg.kernels import is_fast
 from metreg.settings.model import NetworkSettings
@@ -22,12 +23,14 @@ class WeightNetwork(nn.Module):
 
     def __init__(self, dim: int, count: int, settings: NetworkSettings, generator: torch.Generator | None = None) -> None:
         super().__init__()
+        generator = generator or torch.Generator()  # of its own seed: the caller's random state is left alone
         channels = 1 + (dim if settings.momentum_input else 0)
         layers: list[nn.Module] = []
         for i in range(settings.depth):
             last = i == settings.depth - 1
             width = count if last else WIDTH
-            convolution = CONVOLUTION[dim](channels, width, KERNEL, padding=KERNEL // 2, bias=False)
+            # what its constructor would draw takes from the caller's random state, and is drawn again below
+            convolution = skip_init(CONVOLUTION[dim], channels, width, KERNEL, padding=KERNEL // 2, bias=False)
             nn.init.kaiming_normal_(convolution.weight, a=0.01, generator=generator)
             norm = nn.BatchNorm1d(width, eps=1e-4, momentum=0.75)
             layers += [convolution, norm] if last else [convolution, norm, nn.LeakyReLU(0.01)]

@@ -27,6 +27,7 @@ from metreg.io.formats import import_formats, is_singular, open_image
 from metreg.io.image import Image
 from metreg.io.images import match_planes, read_image, read_labels_on, read_mask, read_weights
 from metreg.kernels import load_kernels
+from metreg.kernels.heavy import heavy_work
 from metreg.measure.overlap import common_labels
 from metreg.metric.store import MetricFile, standard_of
 from metreg.pipeline.resolve import MEAN, choose, open_metric
@@ -37,6 +38,7 @@ from metreg.prepare.skull import hint_at_skull
 from metreg.result.folder import import_writers
 from metreg.result.result import Result
 from metreg.settings.model import Settings
+from metreg.settings.process import is_own
 from metreg.solve.pyramid import map_grid_of
 from metreg.solve.register import WeightsOf, register_pair
 from metreg.solve.registration import Record
@@ -44,6 +46,7 @@ from metreg.solve.registration import Record
 log = logging.getLogger(__name__)
 
 
+@heavy_work()
 def register(
     moving: Any,
     fixed: Any,
@@ -82,7 +85,6 @@ def register(
         raise MetregError("settings: give either settings, or a preset, a config file and changes")
     if metric is not None:
         open_metric(metric)  # what is wrong with it should not wait for the images
-    torch.set_flush_denormal(True)
     names = read_label_names(label_names)
 
     files = {"moving image": moving, "fixed image": fixed, "moving mask": moving_mask, "fixed mask": fixed_mask}
@@ -306,7 +308,9 @@ def _facts(device: torch.device, clock: _Clock) -> dict[str, Any]:
 
 
 def _forget_peak_memory(device: torch.device) -> None:
-    """Begin anew, so that what is told later is of this registration alone; Linux only."""
+    """Begin anew, so that what is told later is of this registration alone; in a process of metreg's own, on Linux."""
+    if not is_own():
+        return
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     if device.type == "cuda":

@@ -13,7 +13,7 @@ from metreg.core.resample import downsample, upsample
 from metreg.errors import MetregError, check_field
 from metreg.flow.maps import invert, smooth_out_folds
 from metreg.flow.stationary import flow
-from metreg.kernels.memory import kept_memory
+from metreg.kernels.heavy import heavy_work
 from metreg.metric.base import Weighting
 from metreg.metric.gaussian import make_gaussians
 from metreg.metric.multi_gaussian import MultiGaussian, border_window, default_weights
@@ -30,7 +30,7 @@ WeightsOf = Callable[..., Weighting]
 """`(m, grid=...)`: from a momentum and its grid to the weights (B, N, *S) there, and what they cost."""
 
 
-@kept_memory()
+@heavy_work()
 def register_pair(
     source: Tensor,
     target: Tensor,

@@ -32,6 +32,7 @@ from metreg.experiments.rings.experiment import (
     together,
 )
 from metreg.io.atomic import whole_file, write_whole
+from metreg.kernels.heavy import heavy_work
 from metreg.pipeline.register import version_of
 from metreg.report.boxes import error_boxes
 from metreg.report.evaluation import BEFORE_REPAIR
@@ -60,11 +61,11 @@ NAMES = frozenset({*TABLES, *[f"{name}.png" for name in FIGURES], "runs"})
 """What is written into the folder."""
 
 
+@heavy_work()
 def reproduce(
     out: Path, settings: Settings, *, quick: bool, device: torch.device, resume: bool, tell: Tell = lambda line: None
 ) -> dict[str, Any]:
     """The whole experiment into the folder `out`. What is done is kept in `out/runs`, so that `resume` can go on there."""
-    torch.set_flush_denormal(True)
     plan = QUICK if quick else FULL
     _begin(out / "runs", plan, settings, resume=resume)
     outcomes = []

@@ -5,14 +5,14 @@ Numba has threads of its own, but takes about a second more to compile a kernel 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
-from functools import cache
+from concurrent.futures import wait
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from metreg.kernels.cpu.threads import kept_threads
 
 LITTLE = 10_000
 """So many numbers are little work, which threads only slow down."""
@@ -23,7 +23,7 @@ TURNS = 4
 def share(kernel: Callable[..., None], parts: int, numbers: int, *arguments: Any, turns: int = TURNS) -> None:
     """kernel(*arguments, first, last) for all `parts`, by as many threads as torch uses; there are `numbers` to work on."""
     threads = min(torch.get_num_threads(), parts) if numbers > LITTLE else 1
-    if threads == 1:
+    if threads <= 1:
         return kernel(*arguments, 0, parts)
     count = min(turns * threads, parts)
     shares = iter([(i * parts // count, (i + 1) * parts // count) for i in range(count)])
@@ -32,23 +32,14 @@ def share(kernel: Callable[..., None], parts: int, numbers: int, *arguments: Any
         for first, last in shares:
             kernel(*arguments, first, last)
 
-    others = [_threads().submit(work) for _ in range(threads - 1)]
-    try:
-        work()
-    finally:
-        wait(others)
+    with kept_threads() as pool:
+        others = [pool.submit(work) for _ in range(threads - 1)]
+        try:
+            work()
+        finally:
+            wait(others)
     for other in others:
         other.result()
-
-
-@cache
-def _threads() -> ThreadPoolExecutor:
-    """They treat as zero what is too small to have all its digits, as registrations do."""
-    return ThreadPoolExecutor(os.cpu_count(), "metreg", torch.set_flush_denormal, (True,))
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not come along
 
 
 def with_slabs(t: Tensor) -> Tensor:
