@@ -16,8 +16,8 @@ from helpers import random_field
 from metreg.core.fields import inner, speed
 from metreg.core.grid import Grid
 from metreg.core.resample import sample, upsample
-from metreg.flow.maps import plain_folding
-from metreg.flow.steps import ORDER, step
+from metreg.deformation.maps import plain_folding
+from metreg.deformation.steps import ORDER, step
 from metreg.metric.gaussian import SeparableGaussians
 from metreg.metric.multi_gaussian import MultiGaussian, border_window
 from metreg.similarity import lncc as lncc_module

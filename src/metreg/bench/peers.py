@@ -20,8 +20,8 @@ from metreg.bench.environment import wanted
 from metreg.bench.process import Run, available_cores, run_fresh
 from metreg.bench.tools import Tool
 from metreg.errors import MetregError
-from metreg.evaluate.methods import AFFINE, Method
-from metreg.evaluate.run import Rows, begin, evaluate
+from metreg.evaluation.methods import AFFINE, Method
+from metreg.evaluation.run import Rows, begin, evaluate_methods
 from metreg.io.atomic import whole_file, write_whole
 from metreg.io.image import Image
 from metreg.io.images import read_image, write_image
@@ -254,7 +254,9 @@ def measure_all(
     """Tables, page and summary of what `run_all` left, by the same code as `metreg evaluate`. Gives the summary."""
     out = bench.out
     methods = [Method(name, folder=out / "transforms" / name) for name in (AFFINE, *[tool.name for tool in tools])]
-    found = evaluate(bench.files, methods, out, settings, device="cpu", frame=frame, label_names=label_names, tell=tell)
+    found = evaluate_methods(
+        bench.files, methods, out, settings, device="cpu", frame=frame, label_names=label_names, tell=tell
+    )
     keys = ("method", "pair", "moving", "fixed", "failed")
     failures = [{key: row[key] for key in keys} for row in found if "failed" in row]
     rows = _marked(found)

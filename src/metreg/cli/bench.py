@@ -85,7 +85,7 @@ def peers(
     from metreg.bench.environment import default_folder, open_environment, python_of, versions_in
     from metreg.bench.peers import NAMES, check_bench, measure_all, prepare, run_all
     from metreg.bench.tools import PEERS, tools_of
-    from metreg.evaluate.methods import choose_methods
+    from metreg.evaluation.methods import choose_methods
 
     metrics, settings = choose_methods(files, metric, preset=preset, config=config, changes=more)
     folder, wanted = environment or default_folder(), list(dict.fromkeys(peer or PEERS))

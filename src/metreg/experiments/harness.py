@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from metreg.evaluate.methods import AFFINE, Method
-from metreg.evaluate.run import Rows, begin, evaluate, write_report
+from metreg.evaluation.methods import AFFINE, Method
+from metreg.evaluation.run import Rows, begin, evaluate_methods, write_report
 from metreg.experiments.findings import CONSTANT, GLOBAL, LONG, Claim
 from metreg.io.atomic import write_whole
 from metreg.io.tables import PairFiles
@@ -163,7 +163,7 @@ class Work:
         """Every method on every pair, in `out/name`: rows and summary. The reference's mean weights are the control."""
         folder = self.out / name
         begin(folder, self.settings)
-        rows = evaluate(
+        rows = evaluate_methods(
             pairs,
             methods(metrics, self.settings, reference),
             folder,

@@ -13,7 +13,7 @@ import torch
 from metreg.core.fields import jacobian_determinant
 from metreg.core.grid import Array, Grid, voxel_size
 from metreg.core.resample import upsample
-from metreg.flow.maps import Certificate, certify, compose, count_folds
+from metreg.deformation.maps import Certificate, certify, compose, count_folds
 from metreg.io.atomic import whole_folder
 from metreg.io.image import Image
 from metreg.io.images import to_nibabel

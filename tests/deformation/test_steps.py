@@ -9,8 +9,8 @@ from torch.autograd import gradcheck
 
 from helpers import observed_order, random_field
 from metreg.core.grid import Grid
-from metreg.flow.stationary import transport
-from metreg.flow.steps import ORDER, advect, step
+from metreg.deformation.stationary import transport
+from metreg.deformation.steps import ORDER, advect, step
 
 
 def smooth_velocity(grid: Grid, scale: float = 0.1) -> Tensor:

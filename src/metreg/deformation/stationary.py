@@ -10,8 +10,8 @@ from torch import Tensor
 from metreg.core.fields import speed
 from metreg.core.grid import Grid
 from metreg.core.resample import sample
+from metreg.deformation.steps import ORDER, transport_steps
 from metreg.errors import MetregError
-from metreg.flow.steps import ORDER, transport_steps
 
 Integrator = Literal["rk4", "squaring"]
 RK4_REACH = 0.75 * 2 * math.sqrt(2)
