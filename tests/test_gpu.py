@@ -11,7 +11,7 @@ import torch
 
 from helpers import curious_network, random_field
 from metreg.core.grid import Array, Grid, transform_points
-from metreg.deformation.stationary import flow, transport
+from metreg.deformation.stationary import advect_in_time, flow
 from metreg.experiments.rings.batch import RingBatch
 from metreg.experiments.rings.draw import ring_pair
 from metreg.io.image import Image
@@ -100,7 +100,7 @@ def test_training_on_the_gpu_gives_the_same_bits_twice_and_the_network_of_the_cp
 def test_transport_follows_its_input_to_the_device_and_dtype() -> None:
     grid = Grid((5, 6), (0.1, 0.1))
     v = (0.1 * random_field(1, 2, 5, 6)).cuda()
-    moved = transport(grid.points(v).expand_as(v), v, grid, 3)
+    moved = advect_in_time(grid.points(v).expand_as(v), v, grid, 3)
     assert moved.is_cuda and moved.dtype == torch.float64
 
 

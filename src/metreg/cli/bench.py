@@ -197,11 +197,11 @@ def _check_json(out: Path | None, overwrite: bool) -> None:
 
 
 def _give(found: dict[str, Any], tables: str, out: Path | None, *, as_json: bool, quiet: bool) -> None:
-    from metreg.io.atomic import write_whole
+    from metreg.io.atomic import atomic_write
 
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(out, json.dumps(found, indent=2) + "\n")
+        atomic_write(out, json.dumps(found, indent=2) + "\n")
     if as_json:
         typer.echo(json.dumps(found))
     elif not quiet:

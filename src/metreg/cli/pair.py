@@ -197,11 +197,11 @@ def inspect(
         facts = view.facts
         tables = [*([class_table(facts)] if view.planes else []), card_table(facts)]
         if out is not None:
-            from metreg.io.atomic import check_output, write_whole
+            from metreg.io.atomic import atomic_write, check_output
             from metreg.pipeline.register import version_of
 
             check_output(out, overwrite=overwrite, folder=False)
-            write_whole(out, metric_page(view, version_of("metreg")))
+            atomic_write(out, metric_page(view, version_of("metreg")))
     if as_json:
         typer.echo(json.dumps(facts))
     elif not quiet:

@@ -27,7 +27,7 @@ from metreg.evaluation.methods import (
     methods_of,
     with_one_intensity,
 )
-from metreg.io.atomic import check_output, clear_folder, write_whole
+from metreg.io.atomic import atomic_write, check_output, clear_folder
 from metreg.io.formats import open_image
 from metreg.io.images import read_mask
 from metreg.io.points import Frame
@@ -168,7 +168,7 @@ def evaluate_methods(
     transforms = transforms_of(methods, files)
     inputs = Inputs(files, methods, transforms, names, frame, settings)
     inputs.check(out)
-    run = _Run(files, methods, out, settings, names, device, frame, transforms, inputs)
+    run = _Evaluation(files, methods, out, settings, names, device, frame, transforms, inputs)
     rows = []
     with workers(run.rows_of, min(jobs, len(files))) as each:
         for found in each(range(1, len(files) + 1)):
@@ -196,7 +196,7 @@ def transforms_of(methods: Sequence[Method], files: Sequence[PairFiles]) -> dict
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
+class _Evaluation:
     """All that is asked for."""
 
     files: Sequence[PairFiles]
@@ -214,19 +214,23 @@ class _Run:
 
     def rows_of(self, number: int) -> Rows:
         """Every method on one pair, unless that is done already."""
-        pair, rows, work = self.files[number - 1], [], None
+        pair = self.files[number - 1]
+        rows: Rows = []
+        opened: _PairMethods | None = None
         about = {"pair": number, "moving": str(pair.moving), "fixed": str(pair.fixed), "subjects": list(pair.subjects)}
         for method in self.methods:
             record = record_of(self.out, method, number)
             if not record.is_file():
-                work = work or _Work(number, pair, open_case(pair, self.frame), self.settings, self.names, self.device)
+                if opened is None:
+                    case = open_case(pair, self.frame)
+                    opened = _PairMethods(number, pair, case, self.settings, self.names, self.device)
                 own = self.transforms.get(method.name)
-                row, result = work.row(method, None if own is None else own[number - 1])
+                row, result = opened.row(method, None if own is None else own[number - 1])
                 if result is not None and row in _worst([*self.seen, row], method.name):
                     page = replace(result, label_names=self.names).report(viewer=False)
-                    write_whole(_page_of(self.out / "pages", row), page)
+                    atomic_write(_page_of(self.out / "pages", row), page)
                 made_of = self.inputs.of(method, number)
-                write_whole(record, json.dumps({"format": FORMAT, "made_of": made_of, "row": row}, indent=1))
+                atomic_write(record, json.dumps({"format": FORMAT, "made_of": made_of, "row": row}, indent=1))
             kept = json.loads(record.read_text(encoding="utf-8"))["row"]
             rows.append(kept | about)  # files of the same content may have moved, and people may be named now
         self.seen.extend(rows)
@@ -234,7 +238,7 @@ class _Run:
 
 
 @dataclass(eq=False)
-class _Work:
+class _PairMethods:
     """One pair, and what its methods share."""
 
     number: int

@@ -17,7 +17,7 @@ from metreg.core.grid import Grid
 from metreg.core.resample import downsample, upsample
 from metreg.deformation.stationary import flow
 from metreg.errors import MetregError, pick_device
-from metreg.io.atomic import check_output, clear_folder, whole_file, write_whole
+from metreg.io.atomic import atomic_file, atomic_write, check_output, clear_folder
 from metreg.io.image import Image
 from metreg.io.images import match_planes, read_image, read_mask
 from metreg.io.tables import PairFiles, find_pairs, stem
@@ -175,7 +175,7 @@ def train_metric(
     def begin() -> None:
         """Nothing can be refused from here on, so a run that goes on may be written into."""
         write_record(run / "pairs.json", {**given, **said}, form=FORMAT)
-        write_whole(run / "settings.toml", settings.to_toml())
+        atomic_write(run / "settings.toml", settings.to_toml())
 
     def heard(record: dict[str, Any]) -> None:
         curves.add(record)
@@ -225,13 +225,13 @@ def train_metric(
         template_mm=mean_grid.voxel_mm,
         template_affine=mean_grid.affine,
     )
-    with whole_file(run / "metric.safetensors", overwrite=True) as path:
+    with atomic_file(run / "metric.safetensors", overwrite=True) as path:
         save_metric(path, metric)
     if history and not over:  # without an epoch there is only the average of the intensities
         examples = _examples(model, prepared, files, settings, run, progress.generation)
         widths = [sigma * grid.length_mm for sigma in settings.metric.sigma]
         page = training_page(metric.summary, history, examples, widths, settings, command_line())
-        write_whole(run / "report.html", page)
+        atomic_write(run / "report.html", page)
     for path in run.glob("momenta-*.npy"):
         path.unlink()
     return metric

@@ -78,7 +78,7 @@ class Common:
         return MultiGaussian(self.gaussians, w, self.tau)
 
 
-class Work:
+class BatchStep:
     """The tensors of one batch. Batches of one size take turns in them, so that what is done on them can be replayed."""
 
     def __init__(self, common: Common, scene: Scene, *, local: bool) -> None:

@@ -79,6 +79,8 @@ def metric_path(name: str | Path) -> Path:
     """The file of a metric: one that comes with the package, by its name, or any other, by its path."""
     if str(name) in shipped_names():
         return SHIPPED / f"{name}.safetensors"
+    if isinstance(name, Path) and not name.is_file():
+        raise MetregError(f"metric: no such file: {name}")
     if not Path(name).is_file():
         raise MetregError(f"metric: unknown '{name}'; use {', '.join(['global', *shipped_names()])} or a metric file")
     return Path(name)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from metreg.errors import MetregError
-from metreg.io.atomic import check_output, whole_file
+from metreg.io.atomic import atomic_file, check_output
 from metreg.io.image import Image
 from metreg.io.images import check_overlap, read_labels, read_reference, to_nibabel, write_image
 from metreg.io.points import Frame, read_points, write_points
@@ -67,7 +67,7 @@ def apply(
     else:
         values = there.resample(moving, fixed, fill=fill_value(moving.values, fill))
     if out is not None:
-        with whole_file(out, overwrite=overwrite) as path:
+        with atomic_file(out, overwrite=overwrite) as path:
             write_image(path, values, fixed)
     return to_nibabel(values, fixed)
 
@@ -104,7 +104,7 @@ def apply_to_points(transform: Path, points: Path, out: Path, *, frame: Frame, o
             "are they in millimetres, in %s, and of the right image? %s",
             *(far, len(x), frame.upper(), points),
         )
-    with whole_file(out, overwrite=overwrite) as path:
+    with atomic_file(out, overwrite=overwrite) as path:
         write_points(path, there.apply(x), frame, header, rows)
 
 

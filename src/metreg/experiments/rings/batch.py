@@ -14,7 +14,7 @@ from metreg.core.grid import Grid
 from metreg.core.resample import upsample
 from metreg.deformation.maps import count_folds
 from metreg.experiments.rings.draw import DISC, RING, RingPair
-from metreg.io.atomic import whole_file
+from metreg.io.atomic import atomic_file
 from metreg.io.tensors import read_tensors, write_tensors
 from metreg.learn.pairs import TrainingPairs
 from metreg.measure.displacement import displacement_error
@@ -121,7 +121,7 @@ def save_result(path: Path, result: RingResult, *, seconds: float) -> None:
         tensors |= {"weights": result.weights, "mean_weights": result.mean_weights}
     facts: dict[str, Any] = {"folds": result.folds, "energy": result.energy}
     facts |= {"before": result.before._asdict(), "agreement": result.agreement, "seconds": seconds}
-    with whole_file(path, overwrite=False) as temporary:
+    with atomic_file(path, overwrite=False) as temporary:
         write_tensors(temporary, tensors, form=FORMAT, header={"facts": json.dumps(facts)})
 
 
