@@ -18,7 +18,7 @@ from metreg.experiments.rings.draw import ring_pair
 from metreg.learn.curriculum import train
 from metreg.pipeline.register import version_of
 from metreg.settings.model import changed, make_settings
-from metreg.solve.register import register_pair
+from metreg.solve.register import register_tensors
 
 SETTINGS = make_settings("paper2d")
 
@@ -55,7 +55,7 @@ def main() -> None:
 
     def register(iterations: int, local: bool) -> None:
         solve = changed(SETTINGS, {"solve.iterations": [iterations], "solve.local_iterations": None})
-        register_pair(source, target, rings.grid, solve, weights=weights if local else None)
+        register_tensors(source, target, rings.grid, solve, weights=weights if local else None)
 
     def learn(epochs: int, stage: int) -> None:
         both = (epochs, 0) if stage == 1 else (0, epochs)

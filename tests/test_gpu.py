@@ -11,9 +11,9 @@ import torch
 
 from helpers import curious_network, random_field
 from metreg.core.grid import Array, Grid, transform_points
+from metreg.deformation.stationary import advect_in_time, flow
 from metreg.experiments.rings.batch import RingBatch
 from metreg.experiments.rings.draw import ring_pair
-from metreg.flow.stationary import flow, transport
 from metreg.io.image import Image
 from metreg.kernels.replay import Replay
 from metreg.learn.curriculum import train
@@ -23,7 +23,7 @@ from metreg.similarity.lncc import lncc
 from metreg.similarity.mi import mutual_information
 from metreg.similarity.ncc import ncc
 from metreg.solve.pyramid import map_grid_of
-from metreg.solve.register import make_metric, register_pair
+from metreg.solve.register import make_metric, register_tensors
 
 pytestmark = pytest.mark.gpu
 
@@ -68,7 +68,7 @@ def test_similarities() -> None:
 def test_the_same_run_twice_gives_the_same_bits(similarity: str) -> None:
     pair = ring_pair(torch.Generator().manual_seed(0))
     settings = make_settings(changes=["solve.iterations=[5, 5, 3]", f"similarity.{similarity}"])
-    runs = [register_pair(pair.source.cuda(), pair.target.cuda(), pair.grid, settings).m for _ in range(2)]
+    runs = [register_tensors(pair.source.cuda(), pair.target.cuda(), pair.grid, settings).m for _ in range(2)]
     assert torch.equal(*runs)
 
 
@@ -77,9 +77,9 @@ def test_replayed_iterations_equal_plain_ones(monkeypatch: pytest.MonkeyPatch) -
     pair = ring_pair(torch.Generator().manual_seed(0))
     changes = {"solve.iterations": [25], "solve.shrink": [1], "flow.steps": 1, "solve.optimiser": "sgd", "solve.clip": 1.0}
     settings = make_settings(changes={**changes, "solve.learning_rate": 0.02, "solve.regularity": 1.0})
-    replayed = register_pair(pair.source.cuda(), pair.target.cuda(), pair.grid, settings)
+    replayed = register_tensors(pair.source.cuda(), pair.target.cuda(), pair.grid, settings)
     monkeypatch.setattr(Replay, "__call__", lambda self: self.work())
-    plain = register_pair(pair.source.cuda(), pair.target.cuda(), pair.grid, settings)
+    plain = register_tensors(pair.source.cuda(), pair.target.cuda(), pair.grid, settings)
     assert torch.equal(replayed.m, plain.m)
     assert [r.terms for r in replayed.history] == [r.terms for r in plain.history]
 
@@ -100,7 +100,7 @@ def test_training_on_the_gpu_gives_the_same_bits_twice_and_the_network_of_the_cp
 def test_transport_follows_its_input_to_the_device_and_dtype() -> None:
     grid = Grid((5, 6), (0.1, 0.1))
     v = (0.1 * random_field(1, 2, 5, 6)).cuda()
-    moved = transport(grid.points(v).expand_as(v), v, grid, 3)
+    moved = advect_in_time(grid.points(v).expand_as(v), v, grid, 3)
     assert moved.is_cuda and moved.dtype == torch.float64
 
 
@@ -114,6 +114,6 @@ def test_weights_that_look_at_the_momentum_as_on_the_cpu(optimiser: str) -> None
     for device in ("cpu", "cuda"):
         model = curious_network(2).float().to(device)
         source, target = pair.source.to(device), pair.target.to(device)
-        found = register_pair(source, target, pair.grid, settings, weights=model.weights_of(source, seen))
+        found = register_tensors(source, target, pair.grid, settings, weights=model.weights_of(source, seen))
         energies.append(sum(found.energy.values()))
     assert energies[1] == pytest.approx(energies[0], rel=0.05)

@@ -9,8 +9,8 @@ import pytest
 
 SRC = Path(__file__).resolve().parents[1] / "src" / "metreg"
 WALK = """
-    errors settings kernels core io metric flow similarity prepare measure solve report result many pipeline learn
-    evaluate experiments bench cli __main__
+    errors settings kernels core io metric deformation similarity prepare measure solve report result many pipeline learn
+    evaluation experiments bench cli __main__
 """
 ORDER = WALK.split()
 

@@ -19,7 +19,7 @@ from metreg.pipeline.register import register
 from metreg.result.result import Result
 from metreg.settings.model import make_settings
 from metreg.solve.pyramid import map_grid_of
-from metreg.solve.register import register_pair
+from metreg.solve.register import register_tensors
 from pretend_gpu import OnGpu, pretended_gpu
 
 LITTLE = ["solve.iterations=[6, 4, 3]"]
@@ -96,7 +96,7 @@ def test_weights_that_look_at_the_momentum(optimiser: str) -> None:
         with pretended_gpu() if place == "cuda" else nullcontext() as gpu:
             model = curious_network(2).float().to(gpu or "cpu")
             source, target = (image.to(gpu or "cpu") for image in (pair.source, pair.target))
-            found = register_pair(source, target, pair.grid, settings, weights=model.weights_of(source, seen))
+            found = register_tensors(source, target, pair.grid, settings, weights=model.weights_of(source, seen))
         energies.append(sum(found.energy.values()))
     assert found.energy["transport"] > 0
     assert energies[1] == pytest.approx(energies[0], rel=0.05)

@@ -13,8 +13,8 @@ import torch
 import metreg
 from metreg import plots
 from metreg.core.fields import jacobian_determinant
+from metreg.deformation.maps import bernstein_minimum, certify, count_folds
 from metreg.experiments.rings.draw import ring_pair
-from metreg.flow.maps import bernstein_minimum, certify, count_folds
 
 # %%
 # A map that folds

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conftest import centred, picture
-from metreg.evaluate import run as evaluation
+from metreg.evaluation import run as evaluation
 from metreg.learn import run as training
 
 TINY = {

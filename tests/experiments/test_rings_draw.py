@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 
 from metreg.core.resample import sample
+from metreg.deformation.maps import count_folds
 from metreg.experiments.rings.draw import DISC, RING, ring_pair
-from metreg.flow.maps import count_folds
 from metreg.measure.displacement import displacement_error
 
 

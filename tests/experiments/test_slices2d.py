@@ -18,7 +18,7 @@ from metreg.cli.main import main
 from metreg.errors import MetregError
 from metreg.experiments import slices2d
 from metreg.experiments.findings import CONSTANT, GLOBAL, LONG
-from metreg.experiments.harness import Plan, Work
+from metreg.experiments.harness import Experiment, Plan
 from metreg.io.tables import TEST, Scan, read_scans, scan_pairs
 from metreg.learn import run as training
 from metreg.metric.store import load_metric
@@ -195,9 +195,9 @@ def test_metrics_that_differ_in_prices_share_the_first_stage_and_go_on_where_the
     variants = {name: {"learned.transport": price} for name, price in (("a", 15.0), ("b", 100.0))}
     told: list[str] = []
 
-    def work(out: Path) -> Work:
+    def work(out: Path) -> Experiment:
         settings = make_settings("paper2d", changes={**TINY, "train.epochs": [10, 10], "train.batch": 3})
-        return Work(out, settings, torch.device("cpu"), tell=told.append)
+        return Experiment(out, settings, torch.device("cpu"), tell=told.append)
 
     stages: list[list[int]] = []
 
@@ -211,16 +211,16 @@ def test_metrics_that_differ_in_prices_share_the_first_stage_and_go_on_where_the
     assert sum("stage 1" in line for line in told) == 1 and sum("stage 2" in line for line in told) == 2
     assert sorted(path.name for path in (tmp_path / "whole" / "metrics" / "part").iterdir()) == ["a", "b"]
 
-    learn = Work.learn
+    learn = Experiment.learn
 
-    def until_b(self: Work, name: str, *rest: Any, **more: Any) -> Path:
+    def until_b(self: Experiment, name: str, *rest: Any, **more: Any) -> Path:
         if name == "part/b":
             raise KeyboardInterrupt
         return learn(self, name, *rest, **more)
 
     stopped = work(tmp_path / "stopped")
     with monkeypatch.context() as patch:
-        patch.setattr(Work, "learn", until_b)
+        patch.setattr(Experiment, "learn", until_b)
         with pytest.raises(KeyboardInterrupt):
             stopped.learn_each("part", pairs, variants)
     told.clear()

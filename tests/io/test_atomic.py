@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from metreg.errors import MetregError
-from metreg.io.atomic import whole_file, whole_folder
+from metreg.io.atomic import atomic_file, atomic_folder
 
 NAMES = frozenset({"a.txt", "b.txt"})
 
 
 def fill(path: Path, *, overwrite: bool = False) -> None:
-    with whole_folder(path, names=NAMES, overwrite=overwrite) as work:
+    with atomic_folder(path, names=NAMES, overwrite=overwrite) as work:
         (work / "a.txt").write_text("new")
 
 
@@ -48,7 +48,7 @@ def test_a_failure_leaves_all_as_it_was(exists: bool, tmp_path: Path) -> None:
         (tmp_path / "out" / "a.txt").write_text("old")
 
     def broken() -> None:
-        with whole_folder(tmp_path / "out", names=NAMES, overwrite=True) as work:
+        with atomic_folder(tmp_path / "out", names=NAMES, overwrite=True) as work:
             (work / "a.txt").write_text("new")
             raise OSError(28, "No space left on device")
 
@@ -59,9 +59,9 @@ def test_a_failure_leaves_all_as_it_was(exists: bool, tmp_path: Path) -> None:
 
 
 def test_a_file_appears_whole(tmp_path: Path) -> None:
-    with whole_file(tmp_path / "deep" / "x.csv", overwrite=False) as path:
+    with atomic_file(tmp_path / "deep" / "x.csv", overwrite=False) as path:
         path.write_text("1")
         assert not (tmp_path / "deep" / "x.csv").exists()
     assert (tmp_path / "deep" / "x.csv").read_text(encoding="utf-8") == "1"
-    with pytest.raises(MetregError, match="exists"), whole_file(tmp_path / "deep" / "x.csv", overwrite=False):
+    with pytest.raises(MetregError, match="exists"), atomic_file(tmp_path / "deep" / "x.csv", overwrite=False):
         pass

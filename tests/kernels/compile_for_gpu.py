@@ -12,9 +12,9 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from metreg.core.grid import Grid
+from metreg.kernels.triton import advection as advection_gpu
 from metreg.kernels.triton import ncc as ncc_gpu
 from metreg.kernels.triton import smooth as smooth_gpu
-from metreg.kernels.triton import transport as transport_gpu
 from metreg.kernels.triton import warp as warp_gpu
 from metreg.kernels.triton.convolve import convolve
 from metreg.kernels.triton.folding import FoldingOnGpu
@@ -51,7 +51,7 @@ def compile_only(
 
 def main() -> None:
     JITFunction.run = compile_only  # type: ignore[method-assign, assignment]
-    for module in (ncc_gpu, smooth_gpu, transport_gpu, warp_gpu):
+    for module in (ncc_gpu, smooth_gpu, advection_gpu, warp_gpu):
         module.early = lambda device, wanted=True: {"EARLY": True, "launch_pdl": True}  # type: ignore[assignment]
     for shape in ((9, 12), (9, 12, 14)):
         dim = len(shape)
@@ -59,8 +59,8 @@ def main() -> None:
         image, phi = torch.rand(2, 1, *shape), torch.rand(2, dim, *[5] * dim, requires_grad=True)
         v = torch.rand(2, dim, *shape, requires_grad=True)
         for order in (1, 4):
-            _, kept = transport_gpu.forward(v, v, [0.1] * dim, 2, order)
-            transport_gpu.backward(kept, v, [0.1] * dim, v, order)
+            _, kept = advection_gpu.forward(v, v, [0.1] * dim, 2, order)
+            advection_gpu.backward(kept, v, [0.1] * dim, v, order)
         for mask in (None, image):
             WarpedNcc.apply(image, phi, image, mask, grid, 1e-6).sum().backward()
             for noise in (0.0, 0.15):

@@ -9,7 +9,7 @@ import torch
 
 from metreg.core.grid import Grid
 from metreg.core.resample import sample, upsample, warp
-from metreg.flow.maps import bernstein_coefficients, bernstein_minimum, folding, plain_folding
+from metreg.deformation.maps import bernstein_coefficients, bernstein_minimum, folding, plain_folding
 from metreg.kernels.cpu.sample import sample_on_cpu
 from metreg.similarity.lncc import Lncc, lncc
 

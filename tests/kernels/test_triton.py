@@ -16,8 +16,8 @@ from helpers import random_field
 from metreg.core.fields import inner, speed
 from metreg.core.grid import Grid
 from metreg.core.resample import sample, upsample
-from metreg.flow.maps import plain_folding
-from metreg.flow.steps import ORDER, step
+from metreg.deformation.maps import plain_folding
+from metreg.deformation.steps import ORDER, step
 from metreg.metric.gaussian import SeparableGaussians
 from metreg.metric.multi_gaussian import MultiGaussian, border_window
 from metreg.similarity import lncc as lncc_module
@@ -51,9 +51,9 @@ def test_every_kernel_compiles_for_a_gpu_though_there_may_be_none() -> None:
 @pytest.mark.parametrize("shape", [(2, 3), (9, 17), (2, 3, 2), (5, 7, 6)])
 @pytest.mark.parametrize("scheme", list(ORDER))
 def test_transport(scheme: str, shape: tuple[int, ...], together: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from metreg.kernels.triton import transport as transport_gpu
+    from metreg.kernels.triton import advection as advection_gpu
 
-    monkeypatch.setattr(transport_gpu, "TOGETHER", together)
+    monkeypatch.setattr(advection_gpu, "TOGETHER", together)
     grid = Grid(shape, (0.2, 0.25, 0.3)[: len(shape)])
     f, v, p = (random_field(2, len(shape), *shape, seed=s) for s in (1, 2, 3))
     v = (0.2 * v).requires_grad_()
@@ -64,8 +64,8 @@ def test_transport(scheme: str, shape: tuple[int, ...], together: int, monkeypat
     expected = (plain, *torch.autograd.grad(plain, (f, v), p))
     factors = [-1 / (2 * 3 * h) for h in grid.spacing]
     g, u, q = (t.detach() for t in single(f, v, p))
-    fast, kept = transport_gpu.forward(g, u, factors, 3, ORDER[scheme])
-    assert_near((fast, *transport_gpu.backward(kept, u, factors, q, ORDER[scheme])), expected)
+    fast, kept = advection_gpu.forward(g, u, factors, 3, ORDER[scheme])
+    assert_near((fast, *advection_gpu.backward(kept, u, factors, q, ORDER[scheme])), expected)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from metreg.learn.checkpoint import load_checkpoint, under
 from metreg.learn.curriculum import _Training, train
 from metreg.learn.momenta import Momenta, choose_home
 from metreg.learn.pairs import TrainingPairs
-from metreg.learn.step import Common, Work, solve_for_momentum
+from metreg.learn.step import BatchStep, Common, solve_for_momentum
 from metreg.metric.gaussian import make_gaussians
 from metreg.metric.learned import LearnedMetric
 from metreg.metric.multi_gaussian import MultiGaussian
@@ -251,7 +251,7 @@ def test_together_the_momenta_go_down_the_whole_slope_where_the_network_looks_at
         common = Common.of(settings, map_grid, CPU, torch.Generator().manual_seed(0))
         scene = pairs.scene(torch.tensor([0, 1]), map_grid, CPU)
         scene = replace(scene, source=scene.source.double(), target=scene.target.double())
-        work = Work(common, scene, local=True)
+        work = BatchStep(common, scene, local=True)
         m = 0.2 * random_field(*work.m.shape, seed=1)
         slope = taylor_slope(
             lambda m: work._energy(m).energy.total().sum(), m, random_field(*m.shape, seed=2), (1e-4, 1e-5)

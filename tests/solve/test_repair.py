@@ -6,10 +6,10 @@ import torch
 from helpers import curious_network, random_field
 from metreg.core.fields import speed
 from metreg.core.grid import Grid
-from metreg.flow.maps import bernstein_minimum, certify, count_folds
-from metreg.flow.stationary import flow
+from metreg.deformation.maps import bernstein_minimum, certify, count_folds
+from metreg.deformation.stationary import flow
 from metreg.settings.model import FlowSettings, MetricSettings, make_settings
-from metreg.solve.register import make_metric, register_pair
+from metreg.solve.register import make_metric, register_tensors
 from metreg.solve.repair import MARGIN, repair_folds
 
 
@@ -69,7 +69,7 @@ def test_the_price_of_folding_keeps_maps_from_it() -> None:
     folds = []
     for price in (0.0, 1000.0):
         settings = make_settings(changes={**changes, "solve.folding": price, "solve.repair": False})
-        found = register_pair(source, target, grid, settings)
+        found = register_tensors(source, target, grid, settings)
         folds.append(int(count_folds(found.phi_inv, found.grid)))
         assert found.repair.folds.tolist() == [folds[-1]] and not bool(found.repair.repaired.any())
     assert 5 * folds[1] < folds[0]
@@ -82,7 +82,7 @@ def test_folds_are_counted_before_they_are_repaired() -> None:
     source = torch.exp(-(((x - 0.42) / 0.04) ** 2)) + 0.5 * torch.exp(-(((x - 0.58) / 0.04) ** 2))
     changes = {"solve.regularity": 0.01, "metric.weights": [0.5, 0.5, 0.0, 0.0], "similarity.name": "ssd"}
     changes |= {"solve.folding": 0.0, "solve.iterations": [60, 60, 200]}
-    found = register_pair(source, source.flip(2), grid, make_settings(changes=changes))
+    found = register_tensors(source, source.flip(2), grid, make_settings(changes=changes))
     assert int(found.repair.folds) > 0 and float(found.repair.smallest) < 0 and bool(found.repair.repaired)
     assert not count_folds(found.phi_inv, found.grid).any()
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from metreg.core.grid import Grid
-from metreg.flow.stationary import flow
+from metreg.deformation.stationary import flow
 from metreg.kernels import plain_torch
 from metreg.kernels.heavy import heavy_work
 from metreg.kernels.replay import Replay

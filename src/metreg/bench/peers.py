@@ -20,9 +20,9 @@ from metreg.bench.environment import wanted
 from metreg.bench.process import Run, available_cores, run_fresh
 from metreg.bench.tools import Tool
 from metreg.errors import MetregError
-from metreg.evaluate.methods import AFFINE, Method
-from metreg.evaluate.run import Rows, begin, evaluate
-from metreg.io.atomic import whole_file, write_whole
+from metreg.evaluation.methods import AFFINE, Method
+from metreg.evaluation.run import Rows, begin, evaluate_methods
+from metreg.io.atomic import atomic_file, atomic_write
 from metreg.io.image import Image
 from metreg.io.images import read_image, write_image
 from metreg.io.points import Frame
@@ -138,8 +138,8 @@ def prepare(out: Path, files: Sequence[PairFiles], settings: Settings, cores: in
     before = place.read_text(encoding="utf-8") if place.is_file() else here
     if before != here:
         raise MetregError(f"--resume: {out} was begun on {before}, this is {here}; use that, or a new folder")
-    write_whole(place, here)
-    write_whole(out / "settings.toml", settings.to_toml())
+    atomic_write(place, here)
+    atomic_write(out / "settings.toml", settings.to_toml())
     images = contents_of([path for pair in files for path in (pair.moving, pair.fixed)])
     return Bench(out, files, cores, images)
 
@@ -171,7 +171,7 @@ def _images(bench: Bench, pair: PairFiles, number: int) -> list[Path]:
         path = bench.out.absolute() / "images" / f"{number:04d}_{role}_{content}_{stem(source)}.nii.gz"
         if not path.is_file():
             image = read_image(source, f"{role} image")
-            with whole_file(path, overwrite=False) as temporary:
+            with atomic_file(path, overwrite=False) as temporary:
                 write_image(temporary, image.values, Image(image.values, image.affine, image.name))
         paths.append(path)
     return paths
@@ -193,7 +193,7 @@ def _run_one(bench: Bench, tool: Tool, number: int, files: list[Path]) -> str:
         found = bench.prefix(AFFINE, number).with_name(prefix.name) if failed else made
         for end in _ends(tool):
             source = Path(f"{found}{end}")
-            with whole_file(prefix.with_name(f"{prefix.name}{end}"), overwrite=True) as path:
+            with atomic_file(prefix.with_name(f"{prefix.name}{end}"), overwrite=True) as path:
                 write_transform(path, load_transform(source))
         told = Path(f"{made}.json")
         facts = json.loads(told.read_text(encoding="utf-8")) if told.is_file() else {}
@@ -202,7 +202,7 @@ def _run_one(bench: Bench, tool: Tool, number: int, files: list[Path]) -> str:
     facts |= {"failed": failed, "cost_of_failure": costs} if failed else costs
     facts["command"] = shlex.join(command)
     facts["made_of"] = bench.made_of(tool, number)
-    write_whole(record, json.dumps(facts, indent=1))
+    atomic_write(record, json.dumps(facts, indent=1))
     return failed
 
 
@@ -254,7 +254,9 @@ def measure_all(
     """Tables, page and summary of what `run_all` left, by the same code as `metreg evaluate`. Gives the summary."""
     out = bench.out
     methods = [Method(name, folder=out / "transforms" / name) for name in (AFFINE, *[tool.name for tool in tools])]
-    found = evaluate(bench.files, methods, out, settings, device="cpu", frame=frame, label_names=label_names, tell=tell)
+    found = evaluate_methods(
+        bench.files, methods, out, settings, device="cpu", frame=frame, label_names=label_names, tell=tell
+    )
     keys = ("method", "pair", "moving", "fixed", "failed")
     failures = [{key: row[key] for key in keys} for row in found if "failed" in row]
     rows = _marked(found)
@@ -265,8 +267,8 @@ def measure_all(
         "tools": {tool.name: {"what": tool.what, "command": shlex.join(tool.command(*FILES))} for tool in tools},
         "failures": failures,
     }
-    write_whole(out / "peers.md", peers_summary(rows))
-    write_whole(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+    atomic_write(out / "peers.md", peers_summary(rows))
+    atomic_write(out / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
 
 

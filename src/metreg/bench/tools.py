@@ -9,7 +9,7 @@ from pathlib import Path
 
 from metreg.bench.environment import packages_of
 from metreg.errors import MetregError
-from metreg.evaluate.methods import AFFINE, methods_of, split_name
+from metreg.evaluation.methods import AFFINE, methods_of, split_name
 
 HERE = Path(__file__).parent
 

@@ -85,7 +85,7 @@ def peers(
     from metreg.bench.environment import default_folder, open_environment, python_of, versions_in
     from metreg.bench.peers import NAMES, check_bench, measure_all, prepare, run_all
     from metreg.bench.tools import PEERS, tools_of
-    from metreg.evaluate.methods import choose_methods
+    from metreg.evaluation.methods import choose_methods
 
     metrics, settings = choose_methods(files, metric, preset=preset, config=config, changes=more)
     folder, wanted = environment or default_folder(), list(dict.fromkeys(peer or PEERS))
@@ -197,11 +197,11 @@ def _check_json(out: Path | None, overwrite: bool) -> None:
 
 
 def _give(found: dict[str, Any], tables: str, out: Path | None, *, as_json: bool, quiet: bool) -> None:
-    from metreg.io.atomic import write_whole
+    from metreg.io.atomic import atomic_write
 
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(out, json.dumps(found, indent=2) + "\n")
+        atomic_write(out, json.dumps(found, indent=2) + "\n")
     if as_json:
         typer.echo(json.dumps(found))
     elif not quiet:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -58,29 +58,23 @@ def train(
 
     Example: metreg train pairs.csv -o run && metreg register a.nii.gz b.nii.gz --metric run/metric.safetensors -o out
     """
-    from metreg.errors import pick_device
-    from metreg.io.atomic import check_output
-    from metreg.io.tables import find_pairs
     from metreg.settings.model import make_settings
 
     settings = make_settings(preset, config=config, changes=with_options(changes, seed=seed, affine=affine))
-    if not resume:
-        check_output(out, overwrite=overwrite)
-    files = find_pairs(pairs_or_folder, choose=pairs, seed=settings.seed)
-    on_device = pick_device(device)
-    from metreg.learn.run import train_metric
+    from metreg.learn.run import train as train_from
 
     with show_epochs(quiet, settings.train.epochs) as (tell, on_epoch):
-        metric = train_metric(
-            files,
+        metric = train_from(
+            pairs_or_folder,
             out,
-            settings,
-            device=on_device,
+            choose=pairs,
             template=template,
+            settings=settings,
             licence=licence,
             credit=credit,
             resume=resume,
             overwrite=overwrite,
+            device=device,
             tell=tell,
             on_epoch=on_epoch,
         )
@@ -130,34 +124,27 @@ def evaluate(
 
     Example: metreg evaluate pairs.csv -o table --metric global --metric run/metric.safetensors --transforms syn=syn_out
     """
-    from metreg.errors import pick_device
-    from metreg.io.atomic import check_output, clear_folder
-    from metreg.io.tables import read_pairs
-    from metreg.settings.model import make_settings
-
-    more = with_options(changes, seed=seed, affine=affine)
-    make_settings(preset, config=config, changes=more)  # what is wrong with them should not wait for the rest
-    if not resume:
-        check_output(out, overwrite=overwrite)
-    files = read_pairs(pairs)
-    pick_device(device)
-    from metreg.evaluate.methods import choose_methods, methods_of
-    from metreg.evaluate.run import begin, check_landmarks, evaluate, transforms_of, write_report
-    from metreg.report.evaluation import NAMES
+    from metreg.evaluation.run import evaluate as evaluate_pairs
 
     say_what_is_chosen(quiet)
-    named = metric if metric or not transforms else []
-    metrics, settings = choose_methods(files, named, preset=preset, config=config, changes=more)
-    methods = methods_of(metrics, transforms or [], reference)
-    transforms_of(methods, files)  # refused before anything is taken away
-    check_landmarks(files, frame)
-    if not resume:
-        clear_folder(out, NAMES)
-    begin(out, settings)
     with show_steps(quiet, "evaluating") as tell:
-        how: dict[str, Any] = {"device": device, "frame": frame, "label_names": label_names, "jobs": jobs, "tell": tell}
-        rows = evaluate(files, methods, out, settings, **how)
-        summary = write_report(out, rows, settings, reference=reference)
+        summary = evaluate_pairs(
+            pairs,
+            out,
+            metrics=metric,
+            transforms=transforms or (),
+            reference=reference,
+            label_names=label_names,
+            frame=frame,
+            preset=preset,
+            config=config,
+            changes=with_options(changes, seed=seed, affine=affine),
+            resume=resume,
+            overwrite=overwrite,
+            device=device,
+            jobs=jobs,
+            tell=tell,
+        )
     if as_json:
         typer.echo(json.dumps(summary))
     elif not quiet:

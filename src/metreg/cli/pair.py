@@ -136,7 +136,8 @@ def apply(
     moving_to_fixed.h5 brings the moving image onto the fixed grid; on points it goes from fixed to moving.
     """
     from metreg.errors import pick_device
-    from metreg.pipeline.apply import apply_to_image, apply_to_points
+    from metreg.pipeline.apply import apply as apply_to_image
+    from metreg.pipeline.apply import apply_to_points
     from metreg.settings.model import make_settings
 
     make_settings(config=config, changes=with_options(changes, seed=seed))  # nothing of it matters here, but wrong is wrong
@@ -148,7 +149,7 @@ def apply(
     else:
         if reference is None:
             raise MetregError("--reference: an image needs the grid it is brought onto; say -r FIXED")
-        apply_to_image(transform, image, reference, out, labels=labels, fill=fill, overwrite=overwrite)
+        apply_to_image(transform, image, reference, out=out, labels=labels, fill=fill, overwrite=overwrite)
     if not quiet:
         typer.echo(f"wrote {out}")
 
@@ -196,11 +197,11 @@ def inspect(
         facts = view.facts
         tables = [*([class_table(facts)] if view.planes else []), card_table(facts)]
         if out is not None:
-            from metreg.io.atomic import check_output, write_whole
+            from metreg.io.atomic import atomic_write, check_output
             from metreg.pipeline.register import version_of
 
             check_output(out, overwrite=overwrite, folder=False)
-            write_whole(out, metric_page(view, version_of("metreg")))
+            atomic_write(out, metric_page(view, version_of("metreg")))
     if as_json:
         typer.echo(json.dumps(facts))
     elif not quiet:

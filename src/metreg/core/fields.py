@@ -58,4 +58,4 @@ def speed(v: Tensor, grid: Grid) -> Tensor:
         from metreg.kernels.triton.speed import fastest
 
         return fastest(v.detach(), grid.spacing)
-    return (v.detach().abs() / grid.steps(v)).sum(1).flatten(1).amax(1)
+    return (v.detach().abs() / grid.spacings(v)).sum(1).flatten(1).amax(1)

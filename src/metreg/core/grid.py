@@ -90,9 +90,9 @@ class Grid:
         ]
         return torch.stack(torch.meshgrid(*axes, indexing="ij"))[None]
 
-    def steps(self, like: Tensor) -> Tensor:
+    def spacings(self, like: Tensor) -> Tensor:
         """The spacing as a tensor (1, D, 1, ...) that divides fields, in the dtype and on the device of `like`."""
-        return self.constant("steps", like, lambda: self._per_axis(self.spacing, like))
+        return self.constant("spacings", like, lambda: self._per_axis(self.spacing, like))
 
     def extents(self, like: Tensor) -> Tensor:
         """The extent likewise."""

@@ -34,7 +34,7 @@ def sample(
 
         return sample_on_cpu(f, x, grid, nearest=mode == "nearest", zero=outside == "zero")
     axes = (1, -1, *[1] * (x.dim() - 2))
-    extent, step = grid.extents(x).view(axes), grid.steps(x).view(axes)
+    extent, step = grid.extents(x).view(axes), grid.spacings(x).view(axes)
     if mode == "nearest":
         x = (x / step + 0.5).floor() * step  # half-way points go up, as in ITK
     unit = 2 * x / extent - 1
@@ -52,7 +52,7 @@ def sample(
 def covered(x: Tensor, grid: Grid) -> Tensor:
     """Which points x (B, D, *T) lie on the voxels of a grid, half a voxel beyond its outermost points.  (B, 1, *T)"""
     axes = (1, -1, *[1] * (x.dim() - 2))
-    extent, step = grid.extents(x).view(axes), grid.steps(x).view(axes)
+    extent, step = grid.extents(x).view(axes), grid.spacings(x).view(axes)
     return ((x >= -step / 2) & (x <= extent + step / 2)).all(1, keepdim=True)
 
 

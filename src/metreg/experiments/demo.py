@@ -13,7 +13,7 @@ import torch
 from metreg.experiments.rings.converged import CONSTANT, GLOBAL, NONE
 from metreg.experiments.rings.experiment import LEARNED, QUICK, Outcome, Plan, experiment
 from metreg.experiments.rings.report import FIGURES, make_figures, plane_shown
-from metreg.io.atomic import whole_folder
+from metreg.io.atomic import atomic_folder
 from metreg.kernels.heavy import heavy_work
 from metreg.metric.store import MetricFile, save_metric
 from metreg.pipeline.register import version_of
@@ -62,7 +62,7 @@ def run_demo(
 ) -> DemoResult:
     """Learn, register, measure; write the figures, the metric and `report.html`."""
     start = time.perf_counter()
-    with whole_folder(out, names=NAMES, overwrite=overwrite) as work:
+    with atomic_folder(out, names=NAMES, overwrite=overwrite) as work:
         outcome = experiment(plan, settings, work / "runs", device=device, tell=tell)
         shutil.rmtree(work / "runs")
         parts = {

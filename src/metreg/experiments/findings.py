@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from metreg.evaluate.methods import AFFINE
-from metreg.evaluate.run import Rows
+from metreg.evaluation.methods import AFFINE
+from metreg.evaluation.run import Rows
 from metreg.measure.regularity import FoldCount
 from metreg.report.evaluation import BEFORE_REPAIR
 from metreg.report.tables import Table

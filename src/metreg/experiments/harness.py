@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from metreg.evaluate.methods import AFFINE, Method
-from metreg.evaluate.run import Rows, begin, evaluate, write_report
+from metreg.evaluation.methods import AFFINE, Method
+from metreg.evaluation.run import Rows, begin, evaluate_methods, write_report
 from metreg.experiments.findings import CONSTANT, GLOBAL, LONG, Claim
-from metreg.io.atomic import write_whole
+from metreg.io.atomic import atomic_write
 from metreg.io.tables import PairFiles
 from metreg.learn.curriculum import train
 from metreg.learn.run import Prepared, prepare, train_metric
@@ -81,7 +81,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Work:
+class Experiment:
     """What all parts of an experiment are done with."""
 
     out: Path
@@ -163,7 +163,7 @@ class Work:
         """Every method on every pair, in `out/name`: rows and summary. The reference's mean weights are the control."""
         folder = self.out / name
         begin(folder, self.settings)
-        rows = evaluate(
+        rows = evaluate_methods(
             pairs,
             methods(metrics, self.settings, reference),
             folder,
@@ -188,8 +188,8 @@ class Work:
         sigma = {name: plane.sigma for name, plane in planes.items() if plane.sigma is not None}
         weights = {name: plane.weights for name, plane in planes.items() if plane.weights is not None}
         titles = [f"sigma = {width:g}" for width in self.settings.metric.sigma]
-        write_whole(self.out / "panels.png", png(metric_panels(planes, sigma, "mm")))
-        write_whole(self.out / "weights.png", png(weight_maps(weights, titles)))
+        atomic_write(self.out / "panels.png", png(metric_panels(planes, sigma, "mm")))
+        atomic_write(self.out / "weights.png", png(weight_maps(weights, titles)))
 
     def write(
         self, title: str, said: str, claims: Sequence[Claim], tables: Sequence[Table], facts: dict[str, Any]
@@ -204,8 +204,8 @@ class Work:
         shown = "\n".join(f"{table.title}\n\n{table.markdown()}" for table in tables)
         held = [(claim, "yes" if ok else "**no**", why) for claim, ok, why in claims]
         claimed = markdown_table(("claim", "held", "measured"), held)
-        write_whole(self.out / "table.md", shown)
-        write_whole(
+        atomic_write(self.out / "table.md", shown)
+        atomic_write(
             self.out / "summary.md",
             f"# {title}\n\n{said} {SAID}\n\n## Which claims held\n\n{claimed}\n## Results\n\n{shown}",
         )
@@ -221,9 +221,9 @@ class Work:
             settings=self.settings.to_toml(),
             versions=summary["versions"],
         )
-        write_whole(self.out / "report.html", page)
+        atomic_write(self.out / "report.html", page)
         text = json.dumps(summary, indent=2) + "\n"
-        write_whole(self.out / "summary.json", text)
+        atomic_write(self.out / "summary.json", text)
         told: dict[str, Any] = json.loads(text)
         return told
 

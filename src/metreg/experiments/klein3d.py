@@ -11,7 +11,7 @@ import torch
 
 from metreg.errors import MetregError
 from metreg.experiments.findings import Claim, Facts, facts_of, fold_claim, overlap_claims, result_table
-from metreg.experiments.harness import PARTS, Plan, Tell, Work, begin_experiment
+from metreg.experiments.harness import PARTS, Experiment, Plan, Tell, begin_experiment
 from metreg.experiments.klein2009 import published
 from metreg.io.tables import TEST, TRAIN, PairFiles, Scan, has_images, pick, read_scans, scan_pairs
 from metreg.kernels.heavy import heavy_work
@@ -138,24 +138,24 @@ def reproduce(
     folder = results or (data / "klein2009" if (data / "klein2009").is_dir() else None)
     beside = published(folder, todo.chosen, todo.count) if todo.klein else Published()
     begin_experiment(out, plan, settings, todo.files, label_names, resume=resume)
-    work = Work(out, settings, device, label_names, jobs, tell)
+    experiment = Experiment(out, settings, device, label_names, jobs, tell)
     if len(todo.training) > 1 and settings.intensity == AS_TRAINED:
         # intensities are matched to the average over all data sets, for all metrics and in the test
         every = [pair for pairs in todo.training.values() for pair in pairs]
-        average = work.learn("average", every, {"train.epochs": (0, 0)})
+        average = experiment.learn("average", every, {"train.epochs": (0, 0)})
         settings = changed(settings, {"intensity": str(average)})
-        work = replace(work, settings=settings)
+        experiment = replace(experiment, settings=settings)
 
-    metrics = {name: work.learn(name.replace(" ", "_"), pairs) for name, pairs in todo.training.items()}
-    rows, summary = work.test("test", todo.test, metrics, reference=todo.reference, published=beside)
-    work.draw(todo.test[0], metrics)
+    metrics = {name: experiment.learn(name.replace(" ", "_"), pairs) for name, pairs in todo.training.items()}
+    rows, summary = experiment.test("test", todo.test, metrics, reference=todo.reference, published=beside)
+    experiment.draw(todo.test[0], metrics)
     found = facts_of(rows)
 
     tables = [
         result_table(f"{len(todo.test)} test pairs", rows, settings.metric.sigma),
         compare_overlaps(rows, todo.reference, beside).table,
     ]
-    return work.write(
+    return experiment.write(
         "The paper's experiment in 3-D" if todo.klein else "The paper's 3-D experiment on other data",
         said_of(todo, settings, beside),
         [*claims(found, todo, beside), fold_claim("test", found)],

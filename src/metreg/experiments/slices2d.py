@@ -14,8 +14,8 @@ import torch
 
 from metreg.errors import MetregError
 from metreg.experiments.findings import Claim, Facts, facts_of, fold_claim, overlap_claims, result_table, ventricles_among
-from metreg.experiments.harness import PARTS, Plan, Tell, Work, begin_experiment
-from metreg.io.atomic import whole_file
+from metreg.experiments.harness import PARTS, Experiment, Plan, Tell, begin_experiment
+from metreg.io.atomic import atomic_file
 from metreg.io.image import Image
 from metreg.io.images import check_same_grid, read_image, read_labels
 from metreg.io.tables import TEST, TRAIN, Scan, pick, read_scans, scan_pairs
@@ -64,7 +64,7 @@ def reproduce(
         raise MetregError(f"data: wanted two subjects or more to train and two to test, got {got}: {data}")
     begin_experiment(out, plan, settings, _files_of(scans), label_names, resume=resume)
     slices = axial_slices(scans, out / "slices")
-    work = Work(out, settings, device, label_names, jobs, tell)
+    experiment = Experiment(out, settings, device, label_names, jobs, tell)
 
     among = {part: scan_pairs([scan for scan in slices if scan.part == part]) for part in (TRAIN, TEST)}
     seed = settings.seed
@@ -75,13 +75,13 @@ def reproduce(
     rows, found, metrics = {}, {}, {}
     for part, (training, test) in parts.items():
         variants = {f"omt{penalty}": {"learned.transport": float(penalty)} for penalty in PENALTIES}
-        metrics = work.learn_each(part, training, variants)
-        rows[part], _ = work.test(part, test, metrics, reference=REFERENCE)
+        metrics = experiment.learn_each(part, training, variants)
+        rows[part], _ = experiment.test(part, test, metrics, reference=REFERENCE)
         found[part] = facts_of(rows[part], ventricles)
-    work.draw(held[0], metrics)
+    experiment.draw(held[0], metrics)
 
     counts = {part: (len(training), len(test)) for part, (training, test) in parts.items()}
-    return work.write(
+    return experiment.write(
         "The paper's experiment on real slices",
         said_of(slices, counts, settings),
         [claim for part, facts in found.items() for claim in claims(WHERE[part], facts)],
@@ -159,7 +159,7 @@ def _write_slice(path: Path, image: Image, axis: int, at: int) -> None:
 
     affine = image.affine.copy()
     affine[:3, 3] += at * affine[:3, axis]
-    with whole_file(path, overwrite=True) as temporary:
+    with atomic_file(path, overwrite=True) as temporary:
         nib.save(nib.Nifti1Image(image.values.take([at], axis=axis), affine), temporary)
 
 

@@ -27,7 +27,7 @@ def check_output(path: Path, *, overwrite: bool, folder: bool = True) -> None:
 
 
 @contextmanager
-def whole_folder(path: Path, *, names: frozenset[str], overwrite: bool) -> Iterator[Path]:
+def atomic_folder(path: Path, *, names: frozenset[str], overwrite: bool) -> Iterator[Path]:
     """A temporary folder that becomes `path` at the end, or vanishes if anything goes wrong.
 
     With `overwrite`, an existing folder stays and only files under `names` are replaced in it; all else is left alone.
@@ -52,7 +52,7 @@ def whole_folder(path: Path, *, names: frozenset[str], overwrite: bool) -> Itera
 
 
 @contextmanager
-def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
+def atomic_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
     """A temporary file of the same name that takes the place of `path` at the end."""
     check_output(path, overwrite=overwrite, folder=False)
     target = path.resolve()
@@ -62,9 +62,9 @@ def whole_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
         (work / path.name).replace(target)
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def atomic_write(path: Path, content: str | bytes) -> None:
     """A file of this content, in the place of any earlier one; text as UTF-8."""
-    with whole_file(path, overwrite=True) as temporary:
+    with atomic_file(path, overwrite=True) as temporary:
         temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 

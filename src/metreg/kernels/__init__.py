@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-class TransportKernels(Protocol):
+class AdvectionKernels(Protocol):
     """f carried by Taylor steps of z_d = factors_d v_d, and the way back. Fields are (B, C, *S), contiguous."""
 
     def forward(
@@ -27,16 +27,16 @@ class TransportKernels(Protocol):
         """The gradients towards f and v of <p, forward(f, v)>."""
 
 
-def transport_kernels(f: Tensor) -> TransportKernels | None:
+def advection_kernels(f: Tensor) -> AdvectionKernels | None:
     """The kernels for tensors like f, if there are any."""
     if is_compiled(f):
-        import metreg.kernels.cpu.transport as on_cpu
+        import metreg.kernels.cpu.advection as on_cpu
 
-        return cast(TransportKernels, on_cpu)
+        return cast(AdvectionKernels, on_cpu)
     if is_fast(f):
-        import metreg.kernels.triton.transport as on_gpu
+        import metreg.kernels.triton.advection as on_gpu
 
-        return cast(TransportKernels, on_gpu)
+        return cast(AdvectionKernels, on_gpu)
     return None
 
 
@@ -46,10 +46,10 @@ def load_kernels(like: Tensor) -> None:
         from metreg.kernels.triton.speed import fastest
 
         fastest(like.new_zeros(1, 2, 2, 2), (1.0, 1.0))
-        for name in ("convolve", "smooth", "transport", "ncc", "lncc", "folding"):
+        for name in ("convolve", "smooth", "advection", "ncc", "lncc", "folding"):
             import_module(f"metreg.kernels.triton.{name}")
     elif is_compiled(like):
-        for name in ("transport", "warp", "lncc", "folding", "bernstein", "sample", "splines", "affine"):
+        for name in ("advection", "warp", "lncc", "folding", "bernstein", "sample", "splines", "affine"):
             import_module(f"metreg.kernels.cpu.{name}")
 
 

@@ -19,7 +19,7 @@ from metreg.kernels.heavy import heavy_work
 from metreg.learn.checkpoint import Progress, load_checkpoint, named, read_checkpoint, save_checkpoint, under
 from metreg.learn.momenta import Home, Momenta, choose_home
 from metreg.learn.pairs import TrainingPairs
-from metreg.learn.step import Common, Work
+from metreg.learn.step import BatchStep, Common
 from metreg.metric.learned import LearnedMetric
 from metreg.settings.model import Settings
 from metreg.solve.energy import Energy
@@ -110,7 +110,7 @@ class _Training:
         self.progress = Progress()
         self.writer = ThreadPoolExecutor(1)
         self.writing: Future[None] | None = None
-        self.work: dict[tuple[int, int], Work] = {}
+        self.steps: dict[tuple[int, int], BatchStep] = {}
         count, shape = len(pairs), (pairs.grid.dim, *self.map_grid.shape)
         home = home or choose_home(count, shape, device)
         self.momenta = Momenta(run, count, shape, home=home, device=device)
@@ -139,23 +139,23 @@ class _Training:
         }
 
     @torch.no_grad()
-    def _histograms(self, work: Work) -> list[list[float]]:
+    def _histograms(self, step: BatchStep) -> list[list[float]]:
         """For every Gaussian the share of points in each of the BINS, over the sources of a batch."""
         self.model.eval()
-        w = self.model.weights(work.small, self.map_grid, work.m).w
+        w = self.model.weights(step.small, self.map_grid, step.m).w
         shares = torch.stack([torch.histc(part, BINS, 0, 1) for part in w.unbind(1)]) / w[:, 0].numel()
         return [[round(share, 5) for share in row] for row in shares.tolist()]
 
-    def _descend(self, stage: int, batch: Tensor) -> Work:
+    def _descend(self, stage: int, batch: Tensor) -> BatchStep:
         """Work on a batch; all over again if the flow turned out to be too fast for its time steps."""
         while True:
-            work = self._work_for(stage, len(batch))
-            work.begin(self.pairs.scene(batch, self.map_grid, self.device), *self.momenta.take(batch))
+            step = self._step_for(stage, len(batch))
+            step.begin(self.pairs.scene(batch, self.map_grid, self.device), *self.momenta.take(batch))
             before = [tensor.clone() for tensor in self._shared()]
-            if work.run():
-                self.momenta.put(batch, work.m, work.buffer)
-                return work
-            self.work.clear()
+            if step.run():
+                self.momenta.put(batch, step.m, step.buffer)
+                return step
+            self.steps.clear()
             for tensor, kept in zip(self._shared(), before, strict=True):
                 tensor.copy_(kept)
 
@@ -163,12 +163,12 @@ class _Training:
         """What a step changes beside the momenta."""
         return [*self._network_state().values(), *self.buffers.values(), self.common.sums]
 
-    def _work_for(self, stage: int, size: int) -> Work:
+    def _step_for(self, stage: int, size: int) -> BatchStep:
         """The tensors on which batches of one size are worked."""
-        if (stage, size) not in self.work:
+        if (stage, size) not in self.steps:
             scene = self.pairs.scene(torch.zeros(size, dtype=torch.long), self.map_grid, self.device)
-            self.work[stage, size] = Work(self.common, scene, local=stage == LOCAL)
-        return self.work[stage, size]
+            self.steps[stage, size] = BatchStep(self.common, scene, local=stage == LOCAL)
+        return self.steps[stage, size]
 
     def save(self, record: dict[str, Any]) -> None:
         """After an epoch: the schedule, the best network, the log, the momenta, and last of all the checkpoint."""

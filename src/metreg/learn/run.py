@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,15 +15,16 @@ from torch import Tensor
 
 from metreg.core.grid import Grid
 from metreg.core.resample import downsample, upsample
-from metreg.errors import MetregError
-from metreg.flow.stationary import flow
-from metreg.io.atomic import check_output, clear_folder, whole_file, write_whole
+from metreg.deformation.stationary import flow
+from metreg.errors import MetregError, pick_device
+from metreg.io.atomic import atomic_file, atomic_write, check_output, clear_folder
 from metreg.io.image import Image
 from metreg.io.images import match_planes, read_image, read_mask
-from metreg.io.tables import PairFiles, stem
+from metreg.io.tables import PairFiles, find_pairs, stem
 from metreg.kernels.heavy import heavy_work
 from metreg.learn.checkpoint import check_checkpoint
-from metreg.learn.curriculum import LOG, read_log, train
+from metreg.learn.curriculum import LOG, read_log
+from metreg.learn.curriculum import train as learn
 from metreg.learn.pairs import TrainingPairs
 from metreg.many.claim import TRAINING_ROLES, check_resume, contents_of, files_of_pairs, read_record, write_record
 from metreg.metric.learned import LearnedMetric
@@ -35,7 +36,7 @@ from metreg.prepare.pair import bring, domain_of
 from metreg.prepare.skull import hint_at_skull
 from metreg.report.planes import Plane, plane_of_map
 from metreg.report.training import training_page
-from metreg.settings.model import Settings, changed
+from metreg.settings.model import Settings, changed, make_settings
 from metreg.settings.process import command_line
 from metreg.solve.energy import Energy
 from metreg.solve.pyramid import map_grid_of
@@ -62,6 +63,74 @@ class Prepared:
 
     pairs: TrainingPairs
     standard: tuple[float, ...]
+
+
+def train(
+    pairs: str | Path | list[PairFiles],
+    out: str | Path,
+    *,
+    choose: str | None = None,
+    template: str | Path | None = None,
+    preset: str | None = None,
+    config: str | Path | None = None,
+    changes: Iterable[str] | Mapping[str, Any] = (),
+    settings: Settings | None = None,
+    licence: str | None = None,
+    credit: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    device: str = "auto",
+    tell: Callable[[str], None] = lambda line: None,
+    on_epoch: Callable[[dict[str, Any]], None] = lambda record: None,
+) -> MetricFile:
+    """Learn a metric from pairs of images: `metric.safetensors` in the folder `out`, and all that `resume` needs.
+
+    Args:
+        pairs: A table of pairs (CSV), a folder of images, or the files of each pair.
+        out: The folder of the training.
+        choose: Of a folder of images "all" ordered pairs, or "random:N" of them.
+        template: The image to which all are aligned linearly; by default the first fixed one.
+        preset: Settings to begin with, changed by a `config` file and by `changes`, as for `register`.
+        config: A TOML file.
+        changes: Single settings.
+        settings: All of them, in place of these three.
+        licence: What the metric file says of its licence.
+        credit: To whom the images are owed.
+        resume: Whether to go on with what was stopped.
+        overwrite: Whether to replace what an earlier training wrote.
+        device: auto, cpu, cuda or cuda:N.
+        tell: Hears how far the preparation is.
+        on_epoch: Hears of every epoch its energies by term, learning rate and time.
+
+    Returns:
+        The metric, as `load_metric` gives it.
+
+    Raises:
+        MetregError: Something that was given is wrong; a training that is there is left as it is then.
+
+    Example:
+        >>> metric = metreg.train("pairs.csv", "run", changes={"train.epochs": [1, 20]})  # doctest: +SKIP
+    """
+    if settings is None:
+        settings = make_settings(preset, config=config, changes=changes)
+    elif preset or config or changes:
+        raise MetregError("settings: give either settings, or a preset, a config file and changes")
+    if not resume:
+        check_output(Path(out), overwrite=overwrite)
+    files = pairs if isinstance(pairs, list) else find_pairs(Path(pairs), choose=choose, seed=settings.seed)
+    return train_metric(
+        files,
+        Path(out),
+        settings,
+        device=pick_device(device),
+        template=None if template is None else Path(template),
+        licence=licence,
+        credit=credit,
+        resume=resume,
+        overwrite=overwrite,
+        tell=tell,
+        on_epoch=on_epoch,
+    )
 
 
 @heavy_work()
@@ -106,7 +175,7 @@ def train_metric(
     def begin() -> None:
         """Nothing can be refused from here on, so a run that goes on may be written into."""
         write_record(run / "pairs.json", {**given, **said}, form=FORMAT)
-        write_whole(run / "settings.toml", settings.to_toml())
+        atomic_write(run / "settings.toml", settings.to_toml())
 
     def heard(record: dict[str, Any]) -> None:
         curves.add(record)
@@ -117,7 +186,7 @@ def train_metric(
         run.mkdir(parents=True, exist_ok=True)
     over = going_on and not any(run.glob("momenta-*.npy"))  # it had ended, and its momenta are gone
     try:
-        model, progress = train(
+        model, progress = learn(
             prepared.pairs,
             settings,
             run,
@@ -156,13 +225,13 @@ def train_metric(
         template_mm=mean_grid.voxel_mm,
         template_affine=mean_grid.affine,
     )
-    with whole_file(run / "metric.safetensors", overwrite=True) as path:
+    with atomic_file(run / "metric.safetensors", overwrite=True) as path:
         save_metric(path, metric)
     if history and not over:  # without an epoch there is only the average of the intensities
         examples = _examples(model, prepared, files, settings, run, progress.generation)
         widths = [sigma * grid.length_mm for sigma in settings.metric.sigma]
         page = training_page(metric.summary, history, examples, widths, settings, command_line())
-        write_whole(run / "report.html", page)
+        atomic_write(run / "report.html", page)
     for path in run.glob("momenta-*.npy"):
         path.unlink()
     return metric

@@ -26,7 +26,7 @@ from metreg.settings.model import Settings
 from metreg.similarity import Similarity
 from metreg.solve.energy import Energy, Objective, Point, Problem, Scene
 from metreg.solve.lbfgs import Lbfgs
-from metreg.solve.register import register_pair
+from metreg.solve.register import register_tensors
 from metreg.solve.sgd import clip_each, clip_together, nesterov_step
 from metreg.solve.timesteps import TimeSteps
 
@@ -78,7 +78,7 @@ class Common:
         return MultiGaussian(self.gaussians, w, self.tau)
 
 
-class Work:
+class BatchStep:
     """The tensors of one batch. Batches of one size take turns in them, so that what is done on them can be replayed."""
 
     def __init__(self, common: Common, scene: Scene, *, local: bool) -> None:
@@ -175,7 +175,7 @@ class Work:
     def _register(self) -> None:
         """The momenta of a whole registration with the global metric."""
         scene = self.scene
-        found = register_pair(scene.source, scene.target, scene.grid, self.common.settings, mask=scene.mask)
+        found = register_tensors(scene.source, scene.target, scene.grid, self.common.settings, mask=scene.mask)
         self.m.detach().copy_(found.m)
         self.buffer.copy_(found.metric.sharp(found.m))
         self.common.sums.add_(torch.tensor([found.energy[term] for term in Energy._fields]).to(self.common.sums))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from metreg.errors import MetregError
-from metreg.io.atomic import write_whole
+from metreg.io.atomic import atomic_write
 from metreg.io.tables import NEEDED, OPTIONAL, PairFiles
 
 ROLES = (*NEEDED, *OPTIONAL)
@@ -138,7 +138,7 @@ def write_record(record: Path, given: Mapping[str, Any], *, form: str) -> None:
     """Keep what something is begun with; a record that says so already is left as it is."""
     text = json.dumps({"format": form, **given}, indent=1)
     if not record.is_file() or record.read_text(encoding="utf-8") != text:
-        write_whole(record, text)
+        atomic_write(record, text)
 
 
 def differences(before: Any, now: Any, prefix: str = "") -> list[str]:

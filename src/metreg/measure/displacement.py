@@ -9,5 +9,5 @@ from metreg.core.grid import Grid
 
 def displacement_error(phi_inv: Tensor, truth: Tensor, region: Tensor, grid: Grid) -> Tensor:
     """Mean over a region of |phi_inv - truth| in voxels.  Maps (B, D, *S), region (B, *S) of booleans -> (B,)."""
-    distance = ((phi_inv - truth) / grid.steps(phi_inv)).norm(dim=1)
+    distance = ((phi_inv - truth) / grid.spacings(phi_inv)).norm(dim=1)
     return (distance * region).flatten(1).sum(1) / region.flatten(1).sum(1)

@@ -10,7 +10,7 @@ import torch
 
 from metreg.core.fields import jacobian_determinant
 from metreg.core.grid import Array, Grid, some_of, transform_points
-from metreg.flow.maps import certify, count_folds
+from metreg.deformation.maps import certify, count_folds
 from metreg.io.image import Image
 from metreg.io.transforms import Affine, Field, Transform
 from metreg.measure.statistics import PERCENTILES

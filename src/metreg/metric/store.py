@@ -79,6 +79,8 @@ def metric_path(name: str | Path) -> Path:
     """The file of a metric: one that comes with the package, by its name, or any other, by its path."""
     if str(name) in shipped_names():
         return SHIPPED / f"{name}.safetensors"
+    if isinstance(name, Path) and not name.is_file():
+        raise MetregError(f"metric: no such file: {name}")
     if not Path(name).is_file():
         raise MetregError(f"metric: unknown '{name}'; use {', '.join(['global', *shipped_names()])} or a metric file")
     return Path(name)
@@ -124,8 +126,23 @@ def save_metric(path: Path, metric: MetricFile) -> None:
     write_tensors(path, tensors, form=FORMAT, header={"about": json.dumps(about)})
 
 
-def load_metric(path: Path) -> MetricFile:
-    """The metric of a file, ready for use: in evaluation mode, on the CPU."""
+def load_metric(name: str | Path) -> MetricFile:
+    """The metric of a file, ready for use: in evaluation mode, on the CPU.
+
+    Args:
+        name: A file that `metreg train` wrote, or the name of a metric that comes with the package.
+
+    Returns:
+        The network and all that gives it a meaning: kernel, reference length, intensities, licence.
+
+    Raises:
+        MetregError: There is no such file, or it is damaged or not a metric.
+
+    Example:
+        >>> metreg.load_metric("brain-t1").length_mm
+        200.0
+    """
+    path = metric_path(name)
     tensors, header = read_tensors(path, form=FORMAT, role="metric")
     try:
         about = json.loads(header["about"])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 from metreg.errors import MetregError
-from metreg.io.atomic import check_output, whole_file
+from metreg.io.atomic import atomic_file, check_output
 from metreg.io.image import Image
-from metreg.io.images import check_overlap, read_labels, read_reference, write_image
+from metreg.io.images import check_overlap, read_labels, read_reference, to_nibabel, write_image
 from metreg.io.points import Frame, read_points, write_points
 from metreg.io.transforms import Transform, read_transform
 from metreg.prepare.intensity import fill_value
@@ -17,36 +18,61 @@ from metreg.result.momentum import read_momentum
 log = logging.getLogger(__name__)
 
 
-def apply_to_image(
-    transform: Path,
-    image: Path,
-    reference: Path,
-    out: Path,
+def apply(
+    transform: Transform | str | Path,
+    image: Any,
+    reference: Any,
     *,
     labels: bool = False,
     fill: float | None = None,
+    out: str | Path | None = None,
     overwrite: bool = False,
-) -> None:
-    """The image on the grid of the reference, as a NIfTI file. Outside it is `fill`, by default its background."""
-    if not out.name.endswith((".nii", ".nii.gz")):
-        raise MetregError(f"output: wanted a name ending in .nii or .nii.gz, got {out}")
+) -> Any:
+    """Bring an image, or labels, onto the grid of a reference. Points are taken by `Transform.apply`.
+
+    Args:
+        transform: A transform, or the file of one: ITK's, or `momentum.safetensors`.
+        image: What is brought: a path, a nibabel image, or an array and its affine.
+        reference: Whose grid it comes onto, given likewise.
+        labels: Whether the image holds labels: the nearest one is taken then.
+        fill: What lies outside the image; by default its background, 0 for labels.
+        out: A NIfTI file to write.
+        overwrite: Whether to replace that file.
+
+    Returns:
+        A nibabel image.
+
+    Raises:
+        MetregError: Something that was given is wrong, or the transform brings the image elsewhere.
+
+    Example:
+        >>> import numpy as np
+        >>> values = np.arange(60.0).reshape(10, 6)
+        >>> brought = metreg.apply("identity.tfm", (values, np.eye(3)), (values, np.eye(3)))  # doctest: +SKIP
+    """
+    out = None if out is None else Path(out)
+    if out is not None:
+        if not out.name.endswith((".nii", ".nii.gz")):
+            raise MetregError(f"output: wanted a name ending in .nii or .nii.gz, got {out}")
+        check_output(out, overwrite=overwrite, folder=False)
     if labels and fill is not None:
         raise MetregError("fill: labels are 0 outside their image; leave it out, or leave out --labels")
-    check_output(out, overwrite=overwrite, folder=False)
     moving = read_labels(image) if labels else read_reference(image, "image")
     fixed = read_reference(reference)
-    there = load_transform(transform)
-    check_dimensions(there, transform, moving, fixed)
+    there = transform if isinstance(transform, Transform) else load_transform(Path(transform))
+    check_dimensions(there, "as given" if isinstance(transform, Transform) else transform, moving, fixed)
     check_reach(there, moving, fixed)
     if labels:
         values = there.resample(moving, fixed, mode="nearest")
     else:
         values = there.resample(moving, fixed, fill=fill_value(moving.values, fill))
-    with whole_file(out, overwrite=overwrite) as path:
-        write_image(path, values, fixed)
+    if out is not None:
+        with atomic_file(out, overwrite=overwrite) as path:
+            write_image(path, values, fixed)
+    return to_nibabel(values, fixed)
 
 
-def check_dimensions(there: Transform, path: Path, moving: Image, fixed: Image) -> None:
+def check_dimensions(there: Transform, path: str | Path, moving: Image, fixed: Image) -> None:
     """Refuse a transform of another number of dimensions than the images."""
     file_dim = 3 if fixed.plane is not None and moving.plane is not None else fixed.dim
     if moving.dim != fixed.dim or there.dim not in (fixed.dim, file_dim):
@@ -78,7 +104,7 @@ def apply_to_points(transform: Path, points: Path, out: Path, *, frame: Frame, o
             "are they in millimetres, in %s, and of the right image? %s",
             *(far, len(x), frame.upper(), points),
         )
-    with whole_file(out, overwrite=overwrite) as path:
+    with atomic_file(out, overwrite=overwrite) as path:
         write_points(path, there.apply(x), frame, header, rows)
 
 

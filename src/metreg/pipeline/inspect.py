@@ -16,7 +16,7 @@ from metreg.errors import MetregError
 from metreg.io.image import standardise
 from metreg.io.images import read_image
 from metreg.measure.regions import Region
-from metreg.metric.store import MetricFile, load_metric, metric_path
+from metreg.metric.store import MetricFile, load_metric, metric_path, shipped_names
 from metreg.prepare.intensity import BACKGROUND
 from metreg.prepare.pair import bring, domain_of
 from metreg.report.pair import region_table
@@ -35,6 +35,32 @@ class MetricView:
 
     facts: dict[str, Any]
     planes: tuple[Plane, ...]
+
+
+def inspect(what: str | Path, image: str | Path | None = None) -> dict[str, Any]:
+    """What a metric has learned, or what a registration gave.
+
+    Args:
+        what: A metric, by its name or its file, or a folder that a registration was saved to.
+        image: The image over which a metric is asked; by default the mean of those it was trained on.
+
+    Returns:
+        Facts, as `metreg inspect --json` prints them.
+
+    Raises:
+        MetregError: It is neither a metric nor such a folder.
+
+    Example:
+        >>> metreg.inspect("brain-t1")["parameters"]
+        12548
+    """
+    if Path(what).is_dir():
+        if image is not None:
+            raise MetregError(f"image: it is for metrics, and {what} is a folder; leave it out")
+        return inspect_result(Path(what))
+    if not Path(what).exists() and str(what) not in shipped_names():
+        raise MetregError(f"inspect: no such file or folder: {what}; wanted a metric file or a folder that register wrote")
+    return inspect_metric(what, None if image is None else Path(image)).facts
 
 
 def inspect_metric(name: str | Path, image: Path | None = None) -> MetricView:

@@ -40,7 +40,7 @@ from metreg.result.result import Result
 from metreg.settings.model import Settings
 from metreg.settings.process import is_own
 from metreg.solve.pyramid import map_grid_of
-from metreg.solve.register import WeightsOf, register_pair
+from metreg.solve.register import WeightsOf, register_tensors
 from metreg.solve.registration import Record
 
 log = logging.getLogger(__name__)
@@ -67,16 +67,43 @@ def register(
     device: str = "auto",
     on_iteration: Callable[[Record], None] = lambda record: None,
 ) -> Result:
-    """Register the moving image to the fixed one. `metric` is "global", "brain-t1", the path of a metric file, or "mean:"
-    before one of the latter: the mean over the image of its weights, everywhere the same. None: brain-t1 where both images
-    show T1 brains without skulls, else global; a line in the log says so.
+    """Bring the moving image onto the fixed one by a smooth map that can be inverted everywhere.
 
-    An image is a path, a nibabel image or an (array, affine) pair, the affine from index to RAS millimetres. `settings`,
-    or a `preset`, a `config` file and `changes` such as {"solve.regularity": 100}, decide the run. `weights`, a (*S, N)
-    image in the space of the moving one, make the metric local. Labels are only carried along and measured. An
-    `alignment`, fixed to moving points, RAS millimetres, takes the place of the affine step. `fill` is what the warped
-    image is where the moving one does not reach; None: the moving image's background, the value that most of its outermost
-    layer has.
+    Args:
+        moving: The image that is moved: a path, a nibabel image, or an array and its affine from index to RAS millimetres.
+        fixed: The image that it is to match.
+        metric: How stiff the map is: "global", "brain-t1", a metric file, or "mean:FILE" for the mean of its weights. None:
+            brain-t1 where both images show T1 brains without skulls, else global; a line in the log says so.
+        preset: Settings to begin with: default, brain, brain-constant, paper2d, paper3d.
+        config: A TOML file that changes them.
+        settings: All settings, in place of preset, config and changes.
+        changes: Single settings, such as {"solve.regularity": 100}, or a list of "key=value".
+        weights: Weights (*S, N) in the space of the moving image, which make the metric local.
+        moving_mask: Where the moving image counts.
+        fixed_mask: Where the fixed image counts.
+        moving_labels: Labels of the moving image. They are carried along, and play no part in the search.
+        fixed_labels: Labels of the fixed image, to measure overlap.
+        label_names: A CSV file with the number and the name of every label.
+        alignment: Fixed to moving points, RAS millimetres, in place of the linear alignment that comes first.
+        fill: What the warped image is where the moving one does not reach; by default the moving image's background.
+        device: auto, cpu, cuda or cuda:N.
+        on_iteration: Hears of every iteration its level and its energies by term.
+
+    Returns:
+        The warped image, the transforms and what is known of them; `save` writes it all into a folder.
+
+    Raises:
+        MetregError: Something that was given is wrong.
+
+    Example:
+        >>> import numpy as np
+        >>> x, y = np.meshgrid(np.arange(40.0), np.arange(44.0), indexing="ij")
+        >>> blob = lambda middle: np.exp(-((x - middle) ** 2 + (y - 22) ** 2) / 60)
+        >>> result = metreg.register((blob(18), np.eye(3)), (blob(21), np.eye(3)), changes={"affine.kind": "none"})
+        >>> result.folds
+        0
+        >>> bool(np.abs(result.transform.apply([[21.0, 22.0]]) - [18, 22]).max() < 0.5)
+        True
     """
     clock = _Clock()
     given = {"moving mask": moving_mask, "fixed mask": fixed_mask, "moving labels": moving_labels}
@@ -140,7 +167,7 @@ def register(
         standard=standard,
     )
     clock.lap("prepare")
-    registration = register_pair(
+    registration = register_tensors(
         pair.source,
         pair.target,
         pair.grid,

@@ -77,7 +77,7 @@ class _Level:
         return torch.where(apart, 2 - overlap, unlike), torch.where(apart, torch.zeros_like(slope), slope)
 
     def _compare_compiled(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        dim, to_index = len(matrix), self.to_local / self.grid.steps(self.to_local).view(-1, 1)
+        dim, to_index = len(matrix), self.to_local / self.grid.spacings(self.to_local).view(-1, 1)
         whole = to_index[:, :dim] @ matrix
         whole[:, dim:] += to_index[:, dim:]
         shared, unlike, slope = self._compared.under(whole.numpy(), TINY)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from metreg.core.grid import Array
-from metreg.io.atomic import whole_file, write_whole
+from metreg.io.atomic import atomic_file, atomic_write
 from metreg.measure.regularity import FoldCount
 from metreg.measure.statistics import Comparison, compare, describe
 from metreg.report.boxes import method_boxes
@@ -92,15 +92,15 @@ def write_evaluation(
     }
     _write_rows(out, rows)
     for name, table in zip(("overlap", "jacobian", "cost") if values else ("jacobian", "cost"), tables, strict=True):
-        write_whole(out / f"{name}.md", table.markdown())
+        atomic_write(out / f"{name}.md", table.markdown())
         if name != "cost":
-            write_whole(out / f"{name}.tex", table.latex())
-    write_whole(out / "settings.toml", settings.to_toml())
-    write_whole(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+            atomic_write(out / f"{name}.tex", table.latex())
+    atomic_write(out / "settings.toml", settings.to_toml())
+    atomic_write(out / "summary.json", json.dumps(summary, indent=2) + "\n")
     sections = [Section("Regularity and cost", tables[-2:])]
     if values:
         figure = method_boxes(values, best)
-        write_whole(out / "boxes.png", png(figure))
+        atomic_write(out / "boxes.png", png(figure))
         note = f"{tables[0].note} {published.note}".strip()
         sections.insert(0, Section("Target overlap", [figure, tables[0]], note))
     sections.append(Section(f"The worst pairs of {best}", [_worst_table(out, by_method[best])], "Each leads to its page."))
@@ -113,7 +113,7 @@ def write_evaluation(
         command=command,
         versions=versions,
     )
-    write_whole(out / "report.html", page)
+    atomic_write(out / "report.html", page)
     return summary
 
 
@@ -153,12 +153,12 @@ def _extended(table: Table, rows: Sequence[Sequence[str]]) -> Table:
 
 
 def _write_rows(out: Path, rows: Rows) -> None:
-    with whole_file(out / "results.csv", overwrite=True) as path, path.open("w", newline="", encoding="utf-8") as file:
+    with atomic_file(out / "results.csv", overwrite=True) as path, path.open("w", newline="", encoding="utf-8") as file:
         present = [name for name in COLUMNS if any(name in row for row in rows)]
         writer = csv.DictWriter(file, present, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
-    with whole_file(out / "overlap.csv", overwrite=True) as path, path.open("w", newline="", encoding="utf-8") as file:
+    with atomic_file(out / "overlap.csv", overwrite=True) as path, path.open("w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file)
         lines.writerow(["pair", "method", "label", "name", "target_overlap", "dice"])
         for row in rows:

@@ -161,7 +161,7 @@ def plane_of_map(source: Tensor, target: Tensor, phi_inv: Tensor, grid: Grid, si
     shown = target[0, 0].cpu().numpy() > BACKGROUND
     cut = cuts(grid.shape, grid.affine, at=middle_of(shown), lost=grid.dim == 2)[0]
     size = voxel_size(grid.affine)
-    shift = ((phi_inv - grid.points(phi_inv)) / grid.steps(phi_inv))[0]
+    shift = ((phi_inv - grid.points(phi_inv)) / grid.spacings(phi_inv))[0]
     warped, det = sample(source, phi_inv, grid), jacobian_determinant(phi_inv, grid)[:, None]
     fixed, before, after, jacobian = (cut.take(f[0, 0].cpu().numpy()) for f in (target, source, warped, det))
     return Plane(

@@ -13,8 +13,8 @@ import torch
 from metreg.core.fields import jacobian_determinant
 from metreg.core.grid import Array, Grid, voxel_size
 from metreg.core.resample import upsample
-from metreg.flow.maps import Certificate, certify, compose, count_folds
-from metreg.io.atomic import whole_folder
+from metreg.deformation.maps import Certificate, certify, compose, count_folds
+from metreg.io.atomic import atomic_folder
 from metreg.io.image import Image
 from metreg.io.images import to_nibabel
 from metreg.io.transforms import (
@@ -144,7 +144,7 @@ class Result:
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write every file of the result into `folder`, all at once or not at all."""
-        with whole_folder(Path(folder), names=NAMES, overwrite=overwrite) as out:
+        with atomic_folder(Path(folder), names=NAMES, overwrite=overwrite) as out:
             self.write_into(out)
 
     def write_into(self, out: Path) -> None:
@@ -248,7 +248,7 @@ class Result:
         grid = self.registration.grid
         back = map_of_field(field_of_map(self.registration.phi, grid), grid).to(self._device)
         gap = compose(self.written_map, back, grid) - grid.points(back)
-        error = (gap / self.pair.grid.steps(gap)).norm(dim=1)
+        error = (gap / self.pair.grid.spacings(gap)).norm(dim=1)
         home = round_trip(self.transform, self.inverse, self.fixed, self.fixed.scaled > BACKGROUND)
         certificate = certify(back, grid)
         return {

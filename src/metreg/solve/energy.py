@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from metreg.core.grid import Grid
-from metreg.flow.maps import folding
-from metreg.flow.stationary import FASTEST, flow
+from metreg.deformation.maps import folding
+from metreg.deformation.stationary import FASTEST, flow
 from metreg.metric.base import Penalties
 from metreg.metric.gaussian import InvertibleKernel
 from metreg.metric.multi_gaussian import MultiGaussian, default_weights

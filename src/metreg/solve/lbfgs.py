@@ -14,7 +14,7 @@ from torch import Tensor
 
 from metreg.core.fields import speed
 from metreg.core.grid import Grid
-from metreg.flow.stationary import FASTEST, reach
+from metreg.deformation.stationary import FASTEST, reach
 from metreg.solve.energy import Energy, Slope
 from metreg.solve.timesteps import TimeSteps
 

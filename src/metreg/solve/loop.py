@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from metreg.deformation.stationary import FASTEST
 from metreg.errors import MetregError
-from metreg.flow.stationary import FASTEST
 from metreg.kernels.replay import Replay
 from metreg.settings.model import SolveSettings
 from metreg.solve.energy import Energy, Problem

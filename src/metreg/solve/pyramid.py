@@ -33,7 +33,7 @@ COARSEST = 0.03
 """Voxels of the first of several levels have at least this size, in reference lengths: fine images get more levels."""
 
 
-class Plan(NamedTuple):
+class LevelSettings(NamedTuple):
     """What the settings say of a level."""
 
     shrink: float
@@ -53,13 +53,13 @@ def shrunk(grid: Grid, shrink: float) -> Grid:
     return grid if shrink == 1 else grid.coarsen(grid.shares(1 / shrink), at_least=SMALLEST)
 
 
-def plan_levels(solve: SolveSettings, grid: Grid) -> list[Plan]:
+def plan_levels(solve: SolveSettings, grid: Grid) -> list[LevelSettings]:
     """The levels of the settings, and before them those that fine images need besides; one level stays one.
 
     None is added that would be no smaller than the next.
     """
     local = solve.local_iterations or [None] * len(solve.shrink)
-    plans = [Plan(*level) for level in zip(solve.shrink, solve.iterations, local, strict=True)]
+    plans = [LevelSettings(*level) for level in zip(solve.shrink, solve.iterations, local, strict=True)]
     while len(plans) > 1 and plans[0].shrink * min(grid.spacing) < 0.999 * COARSEST:  # headers have few digits
         coarser = plans[0]._replace(shrink=2 * plans[0].shrink)
         if shrunk(grid, coarser.shrink).shape == shrunk(grid, plans[0].shrink).shape:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from metreg.core.grid import Grid
 from metreg.core.resample import downsample, upsample
+from metreg.deformation.maps import invert, smooth_out_folds
+from metreg.deformation.stationary import flow
 from metreg.errors import MetregError, check_field
-from metreg.flow.maps import invert, smooth_out_folds
-from metreg.flow.stationary import flow
 from metreg.kernels.heavy import heavy_work
 from metreg.metric.base import Weighting
 from metreg.metric.gaussian import make_gaussians
@@ -31,7 +31,7 @@ WeightsOf = Callable[..., Weighting]
 
 
 @heavy_work()
-def register_pair(
+def register_tensors(
     source: Tensor,
     target: Tensor,
     grid: Grid,
@@ -42,12 +42,33 @@ def register_pair(
     start: Tensor | None = None,
     on_iteration: Callable[[Record], None] = lambda record: None,
 ) -> Registration:
-    """Find the momentum m whose flow takes the source onto the target.  source, target (B, 1, *S) on `grid`.
+    """Find the momentum m whose flow takes the source onto the target, for a batch of pairs.
 
-    `weights` (B, N, *S), on any grid of the same box, or a function that finds them from the momentum, make the metric
-    local; without them it is the global one of the settings. `mask` (B, 1, *S) says where the images are compared, `start`
-    (B, D, *S) where the search begins. Pairs of a batch do not see each other with the optimiser `sgd`; the others work on
-    the sum of their energies.
+    Args:
+        source: Images (B, 1, *S) on `grid`, in [0, 1]: I0.
+        target: Likewise: I1.
+        grid: Where their points lie; lengths are in reference lengths.
+        settings: All settings, of `make_settings`.
+        weights: (B, N, *S), on any grid of the same box, or a function that finds them from the momentum: they make the
+            metric local. None: the global one of the settings.
+        mask: Weights (B, 1, *S) of the points at which the images are compared.
+        start: The momentum (B, D, *S) with which the search begins.
+        on_iteration: Hears of every iteration its level and its energies by term.
+
+    Returns:
+        Momentum, maps there and back, energies. Pairs of a batch do not see each other with the optimiser `sgd`; the others
+        work on the sum of their energies.
+
+    Raises:
+        MetregError: A tensor has another shape than the grid, or the energy is not finite.
+
+    Example:
+        >>> grid = metreg.Grid.unit_cube((32, 32))
+        >>> x = grid.points(torch.zeros(1))
+        >>> blob = lambda middle: torch.exp(-30 * ((x - middle) ** 2).sum(1, keepdim=True))
+        >>> found = metreg.register_tensors(blob(0.5), blob(0.55), grid, metreg.make_settings())
+        >>> found.phi_inv.shape
+        torch.Size([1, 2, 16, 16])
     """
     check_field("source", source, grid, channels=1)
     check_field("target", target, grid, channels=1)

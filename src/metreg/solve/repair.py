@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from metreg.core.grid import Grid
-from metreg.flow.maps import bernstein_coefficients, bernstein_minimum, count_folds
-from metreg.flow.stationary import FASTEST, flow
+from metreg.deformation.maps import bernstein_coefficients, bernstein_minimum, count_folds
+from metreg.deformation.stationary import FASTEST, flow
 from metreg.metric.multi_gaussian import MultiGaussian
 from metreg.settings.model import FlowSettings
 from metreg.solve.energy import Energy, Slope, too_far

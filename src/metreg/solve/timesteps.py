@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from metreg.flow.stationary import FASTEST, needed_steps, reach
+from metreg.deformation.stationary import FASTEST, needed_steps, reach
 from metreg.settings.model import FlowSettings
 
 

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from metreg.core.grid import Grid
 from metreg.core.resample import upsample
+from metreg.deformation.maps import count_folds
 from metreg.experiments.rings.draw import DISC, RING, RingPair
-from metreg.flow.maps import count_folds
-from metreg.io.atomic import whole_file
+from metreg.io.atomic import atomic_file
 from metreg.io.tensors import read_tensors, write_tensors
 from metreg.learn.pairs import TrainingPairs
 from metreg.measure.displacement import displacement_error
 from metreg.measure.regularity import FoldCount
 from metreg.settings.model import Settings
-from metreg.solve.register import WeightsOf, register_pair
+from metreg.solve.register import WeightsOf, register_tensors
 
 FORMAT = "metreg-rings-2"
 REGIONS = {"disc": DISC, "ring": RING}
@@ -91,7 +91,7 @@ def register_rings(
     """All pairs with one method; `weights` (P, N, *S), or a function of the momenta, make the metric local."""
     source, target = batch.pairs.source.to(device), batch.pairs.target.to(device)
     local = weights.to(device) if isinstance(weights, Tensor) else weights
-    found = register_pair(source, target, batch.grid, settings, weights=local)
+    found = register_tensors(source, target, batch.grid, settings, weights=local)
     folds = int(count_folds(found.phi_inv.double(), found.grid).sum())
     result = measure(batch, upsample(found.phi_inv, batch.grid).cpu(), folds)
     energy = sum(found.energy.values()) / len(batch.pairs)
@@ -121,7 +121,7 @@ def save_result(path: Path, result: RingResult, *, seconds: float) -> None:
         tensors |= {"weights": result.weights, "mean_weights": result.mean_weights}
     facts: dict[str, Any] = {"folds": result.folds, "energy": result.energy}
     facts |= {"before": result.before._asdict(), "agreement": result.agreement, "seconds": seconds}
-    with whole_file(path, overwrite=False) as temporary:
+    with atomic_file(path, overwrite=False) as temporary:
         write_tensors(temporary, tensors, form=FORMAT, header={"facts": json.dumps(facts)})
 
 

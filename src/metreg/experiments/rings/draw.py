@@ -11,9 +11,9 @@ from torch import Tensor
 from metreg.core.fields import gradient
 from metreg.core.grid import Grid
 from metreg.core.resample import sample
+from metreg.deformation.maps import count_folds
+from metreg.deformation.stationary import flow
 from metreg.errors import MetregError
-from metreg.flow.maps import count_folds
-from metreg.flow.stationary import flow
 from metreg.metric.gaussian import FourierGaussians
 from metreg.metric.multi_gaussian import MultiGaussian
 

@@ -31,7 +31,7 @@ from metreg.experiments.rings.experiment import (
     summarise,
     together,
 )
-from metreg.io.atomic import whole_file, write_whole
+from metreg.io.atomic import atomic_file, atomic_write
 from metreg.kernels.heavy import heavy_work
 from metreg.pipeline.register import version_of
 from metreg.report.boxes import error_boxes
@@ -100,11 +100,11 @@ def write_report(out: Path, plan: Plan, settings: Settings, outcomes: Sequence[O
     rows = table_rows(outcomes)
     figures = make_figures(outcomes, settings)
     for name, figure in zip(FIGURES, figures.values(), strict=False):
-        write_whole(out / f"{name}.png", png(figure))
-    with whole_file(out / "table.csv", overwrite=True) as path, path.open("w", newline="", encoding="utf-8") as file:
+        atomic_write(out / f"{name}.png", png(figure))
+    with atomic_file(out / "table.csv", overwrite=True) as path, path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([COLUMNS, *rows])
-    write_whole(out / "table.md", markdown_table(COLUMNS, rows))
-    write_whole(out / "summary.md", summary_page(plan, outcomes, rows))
+    atomic_write(out / "table.md", markdown_table(COLUMNS, rows))
+    atomic_write(out / "summary.md", summary_page(plan, outcomes, rows))
     held = [(claim, "held" if ok else "did not hold", why) for claim, ok, why in claims(outcomes)]
     page = render(
         "metreg reproduce synthetic2d",
@@ -118,9 +118,9 @@ def write_report(out: Path, plan: Plan, settings: Settings, outcomes: Sequence[O
         settings=settings.to_toml(),
         versions=summary["versions"],
     )
-    write_whole(out / "report.html", page)
+    atomic_write(out / "report.html", page)
     text = json.dumps(summary, indent=2) + "\n"
-    write_whole(out / "summary.json", text)
+    atomic_write(out / "summary.json", text)
     told: dict[str, Any] = json.loads(text)
     return told
 

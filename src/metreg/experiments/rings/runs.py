@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from metreg.experiments.rings.batch import RingBatch, RingResult, load_result, register_rings, save_result
-from metreg.io.atomic import whole_file
+from metreg.io.atomic import atomic_file
 from metreg.learn.curriculum import read_log, train
 from metreg.metric.learned import LearnedMetric
 from metreg.metric.store import MetricFile, load_metric, save_metric
@@ -61,7 +61,7 @@ class RingRuns:
                 self.training.pairs, settings, run, device=self.device, first_stage=first, resume=resume
             )
             seconds = sum(record["seconds"] for record in progress.history)
-            with whole_file(path, overwrite=False) as temporary:
+            with atomic_file(path, overwrite=False) as temporary:
                 save_metric(
                     temporary,
                     MetricFile(model, seen.length_mm, seen.voxel_mm, unit_cube=True, summary={"seconds": seconds}),

@@ -11,7 +11,7 @@ import torch
 
 from metreg.core.grid import Grid
 from metreg.experiments.rings.draw import RingPair, ring_pair
-from metreg.io.atomic import whole_folder
+from metreg.io.atomic import atomic_folder
 from metreg.io.image import Image
 from metreg.io.images import write_image
 from metreg.io.transforms import Transform, field_of_map, write_transform
@@ -25,7 +25,7 @@ def write_rings(
     """`pairs.csv` and six files for every pair, all from one seed. A pixel is 1 mm."""
     generator = torch.Generator().manual_seed(seed)
     width = len(str(pairs - 1))
-    with whole_folder(out, names=frozenset({"pairs.csv", "pairs"}), overwrite=overwrite) as work:
+    with atomic_folder(out, names=frozenset({"pairs.csv", "pairs"}), overwrite=overwrite) as work:
         (work / "pairs").mkdir()
         with (work / "pairs.csv").open("w", newline="", encoding="utf-8") as file:
             table = csv.DictWriter(file, COLUMNS)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from metreg.kernels.cpu.compile import compiled
-from metreg.kernels.cpu.parallel import share, with_slabs
+from metreg.kernels.cpu.parallel import parallel_for, with_slabs
 from metreg.kernels.cpu.sample import place
 from metreg.kernels.cpu.trilinear import value, value_and_slopes
 
@@ -44,7 +44,7 @@ class Compared:
         whole[start:, start:] = matrix
         sums, slopes = np.empty((self.parts, 6)), np.empty((self.parts, 3, 4))
         images = (self.source, self.target, self.of_source, self.of_target)
-        share(_carry, self.parts, self.points.size, *images, self.points, whole, self.found, sums)
+        parallel_for(_carry, self.parts, self.points.size, *images, self.points, whole, self.found, sums)
         n, *means = sums.sum(0)
         count = max(n, 1.0)
         a, b, aa, bb, ab = (total / count for total in means)
@@ -54,7 +54,7 @@ class Compared:
         # of each value, before it is multiplied by what is known: by_covariance (b - mean b) + 2 by_variance (a - mean a)
         constant = -by_covariance * b - 2 * by_variance * a
         numbers = (by_covariance, 2 * by_variance, constant)
-        share(_pull, self.parts, self.points.size, self.target, self.points, self.found, *numbers, slopes)
+        parallel_for(_pull, self.parts, self.points.size, self.target, self.points, self.found, *numbers, slopes)
         slope = slopes.sum(0)[start:, start:]
         return float(n), float(1 - covariance**2 / (variance_a * variance_b)), slope
 

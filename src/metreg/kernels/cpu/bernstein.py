@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from metreg.kernels.cpu.compile import compiled
-from metreg.kernels.cpu.parallel import share
+from metreg.kernels.cpu.parallel import parallel_for
 
 if TYPE_CHECKING:
     from metreg.core.grid import Array, Grid
@@ -20,7 +20,7 @@ def bernstein_minimum_3d(phi: Tensor, grid: Grid) -> Tensor:
     out = phi.new_empty(len(phi), *[n - 1 for n in phi.shape[2:]])
     inverse = (1 / np.array(grid.spacing)).astype(phi.numpy().dtype)
     arrays = (phi.numpy(), inverse, _shares().astype(inverse.dtype), out.numpy())
-    share(_minimum, len(phi) * (phi.shape[2] - 1), phi.numel(), *arrays)
+    parallel_for(_minimum, len(phi) * (phi.shape[2] - 1), phi.numel(), *arrays)
     return out
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from metreg.kernels.cpu.compile import compiled
-from metreg.kernels.cpu.parallel import share, with_slabs
+from metreg.kernels.cpu.parallel import parallel_for, with_slabs
 
 if TYPE_CHECKING:
     from metreg.core.grid import Array, Grid
@@ -32,7 +32,7 @@ class FoldingOnCpu(torch.autograd.Function):
         run = _folding_3d if grid.dim == 3 else _folding_2d
         for colour in range(2) if grid.dim == 3 else range(1):
             parts = len(x) * ((x.shape[2] - colour) // 2 if grid.dim == 3 else 1)
-            share(run, parts, x.numel(), x.numpy(), inverse, least, energy.numpy(), gradient.numpy(), colour)
+            parallel_for(run, parts, x.numel(), x.numpy(), inverse, least, energy.numpy(), gradient.numpy(), colour)
         ctx.save_for_backward(gradient.view(phi.shape))
         return energy.sum(1).to(phi.dtype)
 

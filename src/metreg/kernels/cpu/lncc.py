@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from metreg.kernels.cpu.compile import compiled
-from metreg.kernels.cpu.parallel import share, with_slabs
+from metreg.kernels.cpu.parallel import parallel_for, with_slabs
 
 if TYPE_CHECKING:
     from metreg.core.grid import Array
@@ -54,13 +54,13 @@ class LnccOnCpu(torch.autograd.Function):
         energy = torch.zeros(len(f), parts, dtype=torch.float64)
         half = min(window // 2, max(f.shape[1:]))
         slabs, pillars, numbers = len(f) * f.shape[1], len(f) * parts, f.numel()
-        share(_sums_in_slabs, slabs, numbers, f.numpy(), g.numpy(), known.numpy(), sums.numpy(), half)
+        parallel_for(_sums_in_slabs, slabs, numbers, f.numpy(), g.numpy(), known.numpy(), sums.numpy(), half)
         arrays = (*map(_planes, (sums, told, slopes)), energy.numpy())
-        share(_compare, pillars, numbers, *arrays, half, tiny, noise, span)
+        parallel_for(_compare, pillars, numbers, *arrays, half, tiny, noise, span)
         if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
             gradient = torch.empty_like(f)
-            share(_box_in_slabs, slabs, numbers, slopes.numpy(), sums.numpy(), half)
-            share(_gradient, pillars, numbers, *map(_planes, (sums, f, g, known, gradient)), half, parts)
+            parallel_for(_box_in_slabs, slabs, numbers, slopes.numpy(), sums.numpy(), half)
+            parallel_for(_gradient, pillars, numbers, *map(_planes, (sums, f, g, known, gradient)), half, parts)
             ctx.save_for_backward(gradient.view(a.shape))
         return energy.sum(1).to(a.dtype)
 

@@ -20,7 +20,7 @@ TURNS = 4
 """Shares that a thread takes, one after the other, where these may be small."""
 
 
-def share(kernel: Callable[..., None], parts: int, numbers: int, *arguments: Any, turns: int = TURNS) -> None:
+def parallel_for(kernel: Callable[..., None], parts: int, numbers: int, *arguments: Any, turns: int = TURNS) -> None:
     """kernel(*arguments, first, last) for all `parts`, by as many threads as torch uses; there are `numbers` to work on."""
     threads = min(torch.get_num_threads(), parts) if numbers > LITTLE else 1
     if threads <= 1:

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from metreg.kernels.cpu.compile import compiled
-from metreg.kernels.cpu.parallel import share, with_slabs
+from metreg.kernels.cpu.parallel import parallel_for, with_slabs
 from metreg.kernels.cpu.trilinear import value
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def sample_on_cpu(f: Tensor, x: Tensor, grid: Grid, *, nearest: bool, zero: bool
     steps = np.array(grid.spacing)
     for image, at, into in zip(with_slabs(f), points, out, strict=True):
         arrays = (image.numpy(), at.numpy(), steps, nearest, zero, into.numpy())
-        share(_sample, points.shape[2], points.numel(), *arrays)
+        parallel_for(_sample, points.shape[2], points.numel(), *arrays)
     return out.view(len(x), f.shape[1], *x.shape[2:])
 
 

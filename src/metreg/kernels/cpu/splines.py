@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from metreg.kernels.cpu.compile import compiled
-from metreg.kernels.cpu.parallel import share, with_slabs
+from metreg.kernels.cpu.parallel import parallel_for, with_slabs
 
 if TYPE_CHECKING:
     from metreg.core.grid import Array
@@ -19,7 +19,7 @@ def sample_splines_on_cpu(c: Tensor, x: Tensor) -> Tensor:
     points = x.detach().double().flatten(2).contiguous()
     out = c.new_empty(len(x), c.shape[1], points.shape[2])
     for image, at, into in zip(with_slabs(c), points, out, strict=True):
-        share(_sample, points.shape[2], points.numel(), image.numpy(), at.numpy(), into.numpy())
+        parallel_for(_sample, points.shape[2], points.numel(), image.numpy(), at.numpy(), into.numpy())
     return out.view(len(x), c.shape[1], *x.shape[2:])
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from metreg.kernels.cpu.compile import compiled
-from metreg.kernels.cpu.parallel import share, with_slabs
+from metreg.kernels.cpu.parallel import parallel_for, with_slabs
 
 if TYPE_CHECKING:
     from metreg.core.grid import Array, Grid
@@ -34,7 +34,7 @@ class WarpOnCpu(torch.autograd.Function):
         f, x = with_slabs(source)[:, 0], with_slabs(phi_inv)
         out = torch.empty_like(f)
         arrays = (f.flatten(1).numpy(), x.numpy(), out.numpy(), _scales(grid, source))
-        share(_warp, len(f) * f.shape[1], f.numel(), *arrays)
+        parallel_for(_warp, len(f) * f.shape[1], f.numel(), *arrays)
         return out.view(source.shape)
 
     @staticmethod
@@ -46,7 +46,7 @@ class WarpOnCpu(torch.autograd.Function):
         f, x, q = with_slabs(source)[:, 0], with_slabs(phi_inv), with_slabs(p)[:, 0]
         part = f.new_empty(len(f), grid.dim, f.shape[1], *x.shape[-2:])
         arrays = (f.flatten(1).numpy(), x.numpy(), q.numpy(), part.numpy(), _scales(grid, source))
-        share(_adjoint, len(f) * f.shape[1], f.numel(), *arrays)
+        parallel_for(_adjoint, len(f) * f.shape[1], f.numel(), *arrays)
         if up is not None:
             part = up.T @ part.flatten(-2)
         return None, part.view(phi_inv.shape), None, None

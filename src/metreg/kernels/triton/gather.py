@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from metreg.kernels.triton.early import wait
+from metreg.kernels.triton.dependent_launch import wait
 from metreg.kernels.triton.sampling import first
 
 
@@ -27,7 +27,7 @@ def gather(
     SPAN2: tl.constexpr,
     BLOCK: tl.constexpr,
     CELLS: tl.constexpr,
-    EARLY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """out (F, c0, c1, c2) from part (F, slabs, CELLS + 1, n1, n2): the sum over voxels along the last two axes."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -38,7 +38,7 @@ def gather(
     slab, row = i // CELLS, i % CELLS
     part += field * slabs * (CELLS + 1) * n1 * n2
     total = tl.zeros((BLOCK,), tl.float32)
-    wait(EARLY)
+    wait(DEPENDENT)
     if slab < slabs:
         total += _gathered(part + (slab * (CELLS + 1) + row) * n1 * n2, j, k, n1, n2, r1, r2, SPAN1, SPAN2)
     if (row == 0) & (slab > 0):  # the slab before has a share in the first plane of this one

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from metreg.kernels.triton.early import early, wait
+from metreg.kernels.triton.dependent_launch import dependent_launch, wait
 from metreg.kernels.triton.warp import forward_of, programs, pull_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class WarpedNcc(torch.autograd.Function):
         parts = source.new_empty(len(source), SUMS, programs(grid, phi_inv))
         forward_of(source, phi_inv, grid, None, target, mask, parts)
         energy, pull = source.new_empty(len(source)), source.new_empty(len(source), 3)
-        how = {"BLOCK": AT_ONCE, "num_warps": AT_ONCE // 32} | early(source.device)
+        how = {"BLOCK": AT_ONCE, "num_warps": AT_ONCE // 32} | dependent_launch(source.device)
         _correlate[(len(source),)](parts, energy, pull, parts.shape[2], tiny, **how)
         ctx.save_for_backward(source, phi_inv, target, mask, pull)  # type: ignore[arg-type]
         ctx.grid = grid  # type: ignore[attr-defined]
@@ -52,12 +52,12 @@ class WarpedNcc(torch.autograd.Function):
 
 
 @triton.jit
-def _correlate(parts, energy, pull, blocks, tiny, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _correlate(parts, energy, pull, blocks, tiny, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     """The sums of all blocks, the energy 1 - correlation, and its derivatives by the warped image, pull_0 b + pull_1 a +
     pull_2, in double precision."""
     pair = tl.program_id(0).to(tl.int64)
     parts += pair * 6 * blocks
-    wait(EARLY)
+    wait(DEPENDENT)
     count = tl.maximum(_total(parts, blocks, BLOCK), 1.0)
     mean_a = _total(parts + blocks, blocks, BLOCK) / count
     mean_b = _total(parts + 2 * blocks, blocks, BLOCK) / count

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from metreg.kernels.triton.early import early, wait
+from metreg.kernels.triton.dependent_launch import dependent_launch, wait
 
 BLOCK = 512
 
@@ -35,7 +35,7 @@ class Sharp(torch.autograd.Function):
         smooth = _smooth(m, w, tau, matrices)
         v, parts = torch.empty_like(m), m.new_empty(len(m), 2, triton.cdiv(m[0, 0].numel(), BLOCK))
         volume, per_step = math.prod(spacing), [1 / h for h in spacing] + [0.0] * (3 - len(spacing))
-        how = early(m.device)
+        how = dependent_launch(m.device)
         _launch(_sum_up, m, len(matrices[0]), w, tau, smooth, m, v, parts, volume, *per_step, **how)
         norm, speed = m.new_empty(2, len(m))
         _finish[(len(m),)](parts, norm, speed, parts.shape[2], BLOCK=BLOCK, **how)
@@ -70,7 +70,9 @@ def _smooth(m: Tensor, w: Tensor, tau: Tensor | None, matrices: Sequence[Tensor]
     """
     batch, channels, *shape = m.shape
     f = m.new_empty(batch, len(matrices[0]), *shape, channels)
-    _launch(_weighted, m, len(matrices[0]), w, tau, m, *more or (m, m, 0.0), f, MORE=bool(more), **early(m.device))
+    _launch(
+        _weighted, m, len(matrices[0]), w, tau, m, *more or (m, m, 0.0), f, MORE=bool(more), **dependent_launch(m.device)
+    )
     for matrix in matrices:
         n = len(matrix[0])
         f = (f.view(*f.shape[:2], n, -1).mT @ matrix).view(*f.shape[:2], *f.shape[3:], n)
@@ -126,12 +128,12 @@ def _weighted(
     WINDOWED: tl.constexpr,
     BLOCK: tl.constexpr,
     MORE: tl.constexpr,
-    EARLY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """out (B, N, *S, C) = sqrt(w_i) tau (m + volume q other). Programs take values as they lie in `out`, not points."""
     here, inside, pair = _points(size * C, BLOCK)
     at, c = here // C, here % C
-    wait(EARLY)
+    wait(DEPENDENT)
     value = tl.load(m + (pair * C + c) * size + at, mask=inside, other=0.0)
     if MORE:
         value += volume * tl.load(q + pair) * tl.load(other + (pair * C + c) * size + at, mask=inside, other=0.0)
@@ -160,13 +162,13 @@ def _sum_up(
     LOCAL: tl.constexpr,
     WINDOWED: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """v (B, C, *S) = tau sum_i sqrt(w_i) f_i of f (B, N, C, *S); parts (B, 2, programs): sums of m v times the volume, and
     how fast v is at its fastest, steps per unit time."""
     at, inside, pair = _points(size, BLOCK)
     per_step = (s0, s1, s2)
-    wait(EARLY)
+    wait(DEPENDENT)
     window = tl.load(tau + at, mask=inside, other=0.0) if WINDOWED else 1.0
     weights = ()
     for i in tl.static_range(N):
@@ -188,13 +190,13 @@ def _sum_up(
 
 
 @triton.jit
-def _finish(parts, norm, speed, count, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _finish(parts, norm, speed, count, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     """What the programs found, put together."""
     pair = tl.program_id(0).to(tl.int64)
     parts += 2 * pair * count
     total = tl.zeros((BLOCK,), tl.float32)
     most = total
-    wait(EARLY)
+    wait(DEPENDENT)
     for start in range(0, count, BLOCK):
         at = start + tl.arange(0, BLOCK)
         total += tl.load(parts + at, mask=at < count, other=0.0)

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from metreg.kernels.triton.early import early, wait
+from metreg.kernels.triton.dependent_launch import dependent_launch, wait
 from metreg.kernels.triton.gather import gather
 from metreg.kernels.triton.sampling import between, position, sample, voxels
 from metreg.kernels.triton.tiles import blocks_of, columns
@@ -76,7 +76,7 @@ def forward_of(
         MASKED=mask is not None,
         BLOCK=BLOCK,
         CELLS=CELLS,
-        **early(source.device),
+        **dependent_launch(source.device),
     )
 
 
@@ -103,7 +103,7 @@ def pull_of(source: Tensor, phi_inv: Tensor, grid: Grid, p: Tensor, mask: Tensor
         MASKED=mask is not None,
         BLOCK=BLOCK,
         CELLS=CELLS,
-        **early(p.device),
+        **dependent_launch(p.device),
     )
     gradient = torch.empty_like(phi_inv)
     gather[triton.cdiv(c1 * c2, BLOCK), c0, len(p) * grid.dim](
@@ -115,7 +115,7 @@ def pull_of(source: Tensor, phi_inv: Tensor, grid: Grid, p: Tensor, mask: Tensor
         SPAN2=_span(n2, c2),
         BLOCK=BLOCK,
         CELLS=CELLS,
-        **early(p.device),
+        **dependent_launch(p.device),
     )
     return gradient
 
@@ -157,7 +157,7 @@ def _warp(
     MASKED: tl.constexpr,
     BLOCK: tl.constexpr,
     CELLS: tl.constexpr,
-    EARLY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     plane, size = n1 * n2, n0 * n1 * n2
     j, k, at, inside, start, cells = columns(tl.maximum(c0 - 1, 1), n1, n2, BLOCK, CELLS)
@@ -171,7 +171,7 @@ def _warp(
     where = (j, wj, step_j, k, wk, step_k, c0, c1, c2, s0, s1, s2, inside)
     sum_k = tl.zeros((BLOCK,), tl.float32)
     sum_a, sum_b, sum_aa, sum_ab, sum_bb = sum_k, sum_k, sum_k, sum_k, sum_k
-    wait(EARLY)
+    wait(DEPENDENT)
     high0, high1, high2 = position(phi, start, where, FLAT)
     for turn in range(cells):
         cell = start + turn
@@ -233,7 +233,7 @@ def _adjoint(
     MASKED: tl.constexpr,
     BLOCK: tl.constexpr,
     CELLS: tl.constexpr,
-    EARLY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """part (B, D, slabs, CELLS + 1, n1, n2): what the voxels of a program pull at the map's planes that they lie between.
 
@@ -254,7 +254,7 @@ def _adjoint(
     j, wj, step_j = between(j, r1, c1)
     k, wk, step_k = between(k, r2, c2)
     where = (j, wj, step_j, k, wk, step_k, c0, c1, c2, s0, s1, s2, inside)
-    wait(EARLY)
+    wait(DEPENDENT)
     if CORRELATE:
         whole = tl.load(factor + pair)
         by_b, by_a, by_one = tl.load(pull + 3 * pair), tl.load(pull + 3 * pair + 1), tl.load(pull + 3 * pair + 2)

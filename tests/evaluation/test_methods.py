@@ -9,7 +9,7 @@ import pytest
 
 from metreg.bench.tools import tools_of
 from metreg.errors import MetregError
-from metreg.evaluate.methods import find_transforms, methods_of, split_name
+from metreg.evaluation.methods import find_transforms, methods_of, split_name
 from metreg.io.tables import PairFiles
 from metreg.metric.store import metric_path
 from metreg.pipeline.resolve import BRAIN

@@ -42,7 +42,7 @@ def invert(
 
 def _invert(phi: Tensor, grid: Grid, start: Tensor, iterations: int, tolerance: float) -> Tensor:
     """The same for one map. Points are left alone as soon as they are well within the tolerance: most are so at once."""
-    x, h = grid.points(phi), grid.steps(phi).flatten(2)
+    x, h = grid.points(phi), grid.spacings(phi).flatten(2)
     shift = phi - x
     x, found = x.flatten(2), start.flatten(2).clone()
     psi, mismatch = found, found + sample(shift, found, grid) - x

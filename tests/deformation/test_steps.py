@@ -9,8 +9,8 @@ from torch.autograd import gradcheck
 
 from helpers import observed_order, random_field
 from metreg.core.grid import Grid
-from metreg.flow.stationary import transport
-from metreg.flow.steps import ORDER, advect, step
+from metreg.deformation.stationary import advect_in_time
+from metreg.deformation.steps import ORDER, advect, step
 
 
 def smooth_velocity(grid: Grid, scale: float = 0.1) -> Tensor:
@@ -33,10 +33,10 @@ def plain_transport(f: Tensor, v: Tensor, grid: Grid, steps: int, order: int) ->
 def test_each_scheme_has_its_declared_order_in_time(scheme: str) -> None:
     grid = Grid.unit_cube((24, 24))
     v, x = smooth_velocity(grid, 0.3), grid.points(torch.empty(0, dtype=torch.float64))
-    exact = transport(x, v, grid, 2000 if scheme == "rk4" else 4000, "rk4")
+    exact = advect_in_time(x, v, grid, 2000 if scheme == "rk4" else 4000, "rk4")
 
     def error(steps: int) -> float:
-        return float((transport(x, v, grid, steps, scheme) - exact).abs().max())
+        return float((advect_in_time(x, v, grid, steps, scheme) - exact).abs().max())
 
     assert observed_order(error, (20, 40)) == pytest.approx(ORDER[scheme], abs=0.15)
 
@@ -48,7 +48,7 @@ def test_space_has_order_two() -> None:
         grid = Grid.unit_cube((n, n))
         x = grid.points(torch.empty(0, dtype=torch.float64))
         v = torch.tensor([0.05, 0.02], dtype=torch.float64).view(1, 2, 1, 1).expand(1, 2, n, n)
-        found = transport(torch.sin(6 * x[:, :1]), v, grid, 200)
+        found = advect_in_time(torch.sin(6 * x[:, :1]), v, grid, 200)
         gap = (found - torch.sin(6 * (x[:, :1] - 0.05))).abs()
         return float(gap[..., n // 4 : -n // 4, n // 4 : -n // 4].max())
 
@@ -64,7 +64,7 @@ def test_fast_transport_equals_the_plain_one_forward_and_gradient(scheme: str, s
     f = random_field(2, dim, *grid.shape, seed=1).requires_grad_()
     v = (0.2 * random_field(2, dim, *grid.shape, seed=2)).requires_grad_()
     p = random_field(2, dim, *grid.shape, seed=3)
-    fast, plain = transport(f, v, grid, 4, scheme), plain_transport(f, v, grid, 4, ORDER[scheme])
+    fast, plain = advect_in_time(f, v, grid, 4, scheme), plain_transport(f, v, grid, 4, ORDER[scheme])
     torch.testing.assert_close(fast, plain)
     torch.testing.assert_close(torch.autograd.grad(fast, (f, v), p), torch.autograd.grad(plain, (f, v), p))
 
@@ -72,15 +72,15 @@ def test_fast_transport_equals_the_plain_one_forward_and_gradient(scheme: str, s
 def test_two_points_per_axis_are_enough() -> None:
     grid = Grid((2, 5), (0.2, 0.25))
     f, v = random_field(1, 2, 2, 5).requires_grad_(), (0.1 * random_field(1, 2, 2, 5, seed=1)).requires_grad_()
-    torch.testing.assert_close(transport(f, v, grid, 3), plain_transport(f, v, grid, 3, 4))
-    assert gradcheck(lambda f, v: transport(f, v, grid, 2), (f, v))
+    torch.testing.assert_close(advect_in_time(f, v, grid, 3), plain_transport(f, v, grid, 3, 4))
+    assert gradcheck(lambda f, v: advect_in_time(f, v, grid, 2), (f, v))
 
 
 def test_gradients() -> None:
     grid = Grid((5, 4), (0.2, 0.25))
     f, v = random_field(1, 2, 5, 4).requires_grad_(), (0.2 * random_field(1, 2, 5, 4, seed=1)).requires_grad_()
     assert gradcheck(lambda f, v: advect(f, v, grid), (f, v))
-    assert gradcheck(lambda f, v: transport(f, v, grid, 3), (f, v))
+    assert gradcheck(lambda f, v: advect_in_time(f, v, grid, 3), (f, v))
 
 
 @pytest.mark.parametrize("steps", [1, 5, 20])
@@ -94,5 +94,5 @@ def test_memory_is_one_map_per_step(steps: int) -> None:
         return t
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        transport(grid.points(v).expand_as(v), v, grid, steps)
+        advect_in_time(grid.points(v).expand_as(v), v, grid, steps)
     assert sum(kept.values()) <= (steps + 1) * v.numel() + grid.dim  # the maps, the velocity, the spacing

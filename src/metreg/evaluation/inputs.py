@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from metreg.errors import MetregError
-from metreg.evaluate.methods import AFFINE, Method, facts_beside, inverse_beside
+from metreg.evaluation.methods import AFFINE, Method, facts_beside, inverse_beside
 from metreg.io.points import Frame
 from metreg.io.tables import NEEDED, PairFiles
 from metreg.many.claim import ROLES, contents_of, differences, files_of_pairs, hash_of, read_record

@@ -1,4 +1,4 @@
-"""The transport on a GPU in Triton: one launch for a stage, one for its adjoint. In 2-D there is one plane, n0 = 1.
+"""Advection on a GPU in Triton: one launch for a stage, one for its adjoint. In 2-D there is one plane, n0 = 1.
 
 Maps are small beside a GPU's memory: all stages are kept, none is found again on the way back.
 """
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from metreg.kernels.triton.early import early, wait
+from metreg.kernels.triton.dependent_launch import dependent_launch, wait
 
 STAGE, BACK = (2, 256, 4), (1, 256, 8)
 """Planes, points of each side by side in memory, and warps of a program of a kernel."""
@@ -31,7 +31,7 @@ def forward(f: Tensor, v: Tensor, factors: Sequence[float], steps: int, order: i
             start = g = outs[t * order - 1] if t else f[part]
             for j in range(order):
                 out = outs[t * order + j]
-                how = early(f.device, t + j > 0)  # v must be there before the first of them starts
+                how = dependent_launch(f.device, t + j > 0)  # v must be there before the first of them starts
                 _launch(_stage, STAGE, g, factors, start, g, v[part], out, 1 / (order - j), **how)
                 g = out
     return end, (f, stages)
@@ -61,7 +61,7 @@ def _back(
         for k in range(1, order + 1):
             g, out = maps[t + order - k], f_grad if t == 0 and k == order else chain[k % order]
             end = {"ORDER": order, "LAST": k == order, "FIRST": t == len(maps) - order and k == 1}
-            end |= early(p.device)
+            end |= dependent_launch(p.device)
             _launch(_adjoint_stage, BACK, p, factors, q, v, g, out, v_grad, p, chain, 1 / k, **end)
             q = out
         p = chain[0]
@@ -122,7 +122,7 @@ def _stage(
     AXES: tl.constexpr,
     PLANES: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """out = f + scale sum_d z_d difference_d(g)."""
     plane, size = n1 * n2, n0 * n1 * n2
@@ -139,7 +139,7 @@ def _stage(
     if AXES == 3:
         low0, high0, weight0 = _neighbours(i, n0)
         z0 = scale * s0 * weight0 * tl.load(to_v + at)
-    wait(EARLY)
+    wait(DEPENDENT)
     for c in tl.static_range(CHANNELS):
         here = (pair * CHANNELS + c) * size
         value = tl.load(f + here + at)
@@ -169,7 +169,7 @@ def _adjoint_stage(
     AXES: tl.constexpr,
     PLANES: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
     ORDER: tl.constexpr,
     LAST: tl.constexpr,
     FIRST: tl.constexpr,
@@ -199,7 +199,7 @@ def _adjoint_stage(
         before0 = below0 * tl.load(to_v + low0)
         after0 = above0 * tl.load(to_v + high0)
         middle += middle0 * tl.load(to_v + at, mask=middle0 != 0, other=0.0)
-    wait(EARLY)
+    wait(DEPENDENT)
     by_z1 = tl.zeros((PLANES * BLOCK,), tl.float32)
     by_z0, by_z2 = by_z1, by_z1
     for c in tl.static_range(CHANNELS):

@@ -11,7 +11,7 @@ from threading import get_ident
 import pytest
 import torch
 
-from metreg.kernels.cpu.parallel import LITTLE, share
+from metreg.kernels.cpu.parallel import LITTLE, parallel_for
 
 
 @pytest.fixture(autouse=True)
@@ -29,13 +29,13 @@ def test_every_part_is_done_once(parts: int, turns: int, numbers: int) -> None:
         for i in range(first, last):
             count[i] += 1
 
-    share(kernel, parts, numbers, done, turns=turns)
+    parallel_for(kernel, parts, numbers, done, turns=turns)
     assert done == [1] * parts
 
 
 def test_little_work_stays_in_its_thread() -> None:
     seen = set()
-    share(lambda first, last: seen.add(get_ident()), 50, LITTLE)
+    parallel_for(lambda first, last: seen.add(get_ident()), 50, LITTLE)
     assert seen == {get_ident()}
 
 
@@ -44,13 +44,13 @@ def test_what_goes_wrong_in_a_thread_is_told() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        share(kernel, 50, LITTLE + 1)
+        parallel_for(kernel, 50, LITTLE + 1)
 
 
 def test_many_may_ask_at_once() -> None:
     def ask(number: int) -> int:
         found: list[int] = []
-        share(lambda first, last: found.extend(range(first, last)), 20, LITTLE + 1)
+        parallel_for(lambda first, last: found.extend(range(first, last)), 20, LITTLE + 1)
         return sum(found)
 
     with ThreadPoolExecutor(16) as pool:

@@ -10,7 +10,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from metreg.core.fields import difference
 from metreg.core.grid import Grid
-from metreg.kernels import transport_kernels
+from metreg.kernels import advection_kernels
 
 ORDER = {"euler": 1, "midpoint": 2, "rk4": 4}
 """The declared order in time of each scheme: for a linear operator that does not change they are Taylor polynomials."""
@@ -30,9 +30,9 @@ def step(f: Tensor, *, v: Tensor, dt: float, grid: Grid, order: int = 4) -> Tens
     return g
 
 
-def transport_steps(f: Tensor, v: Tensor, grid: Grid, steps: int, order: int) -> Tensor:
+def advection_steps(f: Tensor, v: Tensor, grid: Grid, steps: int, order: int) -> Tensor:
     """Many steps in a row: by compiled kernels where there are any for such tensors, else one after the other."""
-    if transport_kernels(f) is None:
+    if advection_kernels(f) is None:
         for _ in range(steps):
             f = step(f, v=v, dt=1 / steps, grid=grid, order=order)
         return f
@@ -46,7 +46,7 @@ class Transport(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, f: Tensor, v: Tensor, factors: Sequence[float], steps: int, order: int) -> Tensor:
-        kernels = transport_kernels(f)
+        kernels = advection_kernels(f)
         assert kernels is not None
         v = v.contiguous()
         out, kept = kernels.forward(f.contiguous(), v, factors, steps, order)
@@ -58,7 +58,7 @@ class Transport(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: FunctionCtx, p: Tensor) -> tuple[Tensor | None, ...]:
         v, *kept = ctx.saved_tensors  # type: ignore[attr-defined]
-        kernels = transport_kernels(p)
+        kernels = advection_kernels(p)
         assert kernels is not None
         f_grad, v_grad = kernels.backward(tuple(kept), v, ctx.factors, p.contiguous(), ctx.order)  # type: ignore[attr-defined]
         return f_grad, v_grad, None, None, None

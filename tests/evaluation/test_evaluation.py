@@ -137,7 +137,7 @@ def test_what_is_done_is_not_done_again(table: Path, folder: Path, monkeypatch: 
     def refuse(*args: object, **options: object) -> None:
         raise AssertionError("it was done already")
 
-    monkeypatch.setattr("metreg.evaluate.run.register", refuse)
+    monkeypatch.setattr("metreg.evaluation.run.register", refuse)
     words = ["--metric", "global", "--transforms", f"true={folder / 'true'}", "--frame", "ras", "-q", *QUICK]
     assert run(monkeypatch, "evaluate", folder / "pairs.csv", "-o", table, "--resume", *words) == 0
     assert run(monkeypatch, "evaluate", folder / "pairs.csv", "-o", table, "--resume", "--seed", 3, *words) == 2
@@ -257,7 +257,7 @@ def test_all_metrics_see_the_same_intensities(
         seen[options["metric"]] = result.pair.source, result.pair.target
         return result
 
-    monkeypatch.setattr("metreg.evaluate.run.register", listen)
+    monkeypatch.setattr("metreg.evaluation.run.register", listen)
     few = ["--no-affine", "--set", "solve.iterations=[1,1,0]", "--device", "cpu", "--frame", "ras"]
     lines = (folder / "pairs.csv").read_text().splitlines()[:2]
     (folder / "one.csv").write_text("\n".join(lines) + "\n")

@@ -8,8 +8,8 @@ from torch import Tensor
 from helpers import random_field
 from metreg.core.fields import determinant, gradient, jacobian_determinant
 from metreg.core.grid import Grid
-from metreg.flow.maps import bernstein_minimum, certify, compose, count_folds, invert, smooth_out_folds
-from metreg.flow.stationary import flow
+from metreg.deformation.maps import bernstein_minimum, certify, compose, count_folds, invert, smooth_out_folds
+from metreg.deformation.stationary import flow
 
 
 def identity(grid: Grid) -> Tensor:

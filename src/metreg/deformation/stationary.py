@@ -10,8 +10,8 @@ from torch import Tensor
 from metreg.core.fields import speed
 from metreg.core.grid import Grid
 from metreg.core.resample import sample
+from metreg.deformation.steps import ORDER, advection_steps
 from metreg.errors import MetregError
-from metreg.flow.steps import ORDER, transport_steps
 
 Integrator = Literal["rk4", "squaring"]
 RK4_REACH = 0.75 * 2 * math.sqrt(2)
@@ -32,12 +32,12 @@ def flow(v: Tensor, grid: Grid, *, integrator: Integrator = "rk4", steps: int = 
     if integrator == "squaring":
         return exponentiate(v, grid, steps)
     identity = grid.constant("identity", v, lambda: grid.points(v))
-    return transport(identity.expand_as(v), v, grid, steps)
+    return advect_in_time(identity.expand_as(v), v, grid, steps)
 
 
-def transport(f: Tensor, v: Tensor, grid: Grid, steps: int, scheme: str = "rk4") -> Tensor:
+def advect_in_time(f: Tensor, v: Tensor, grid: Grid, steps: int, scheme: str = "rk4") -> Tensor:
     """f carried along v from time 0 to 1 in a fixed number of steps.  f (B, C, *S)."""
-    return transport_steps(f, v, grid, steps, ORDER[scheme])
+    return advection_steps(f, v, grid, steps, ORDER[scheme])
 
 
 def exponentiate(v: Tensor, grid: Grid, squarings: int) -> Tensor:

@@ -7,15 +7,15 @@ import torch
 from helpers import random_field
 from metreg.core.grid import Grid
 from metreg.core.resample import sample, upsample
+from metreg.deformation.maps import certify, compose, count_folds
 from metreg.errors import MetregError
 from metreg.experiments.rings.draw import DISC, RING, RingPair, ring_pair
-from metreg.flow.maps import certify, compose, count_folds
 from metreg.measure.displacement import displacement_error
 from metreg.settings.model import make_settings
 from metreg.similarity.ncc import ncc
 from metreg.solve.loop import has_stalled
 from metreg.solve.pyramid import levels, map_grid_of, plan_levels, shrunk
-from metreg.solve.register import register_pair
+from metreg.solve.register import register_tensors
 from metreg.solve.sgd import clip_each, nesterov_step
 
 SHORT = {"paper2d": {"solve.iterations": [60]}, "default": {"solve.iterations": [20, 20, 10]}}
@@ -34,7 +34,7 @@ def errors(pair: RingPair, phi_inv: torch.Tensor) -> list[float]:
 @pytest.mark.parametrize("preset", ["paper2d", "default"])
 def test_rings_come_closer_to_the_true_map(preset: str, rings: RingPair) -> None:
     settings = make_settings(preset, changes=SHORT[preset])
-    result = register_pair(rings.source, rings.target, rings.grid, settings)
+    result = register_tensors(rings.source, rings.target, rings.grid, settings)
     before = errors(rings, rings.grid.points(rings.source))
     after = errors(rings, upsample(result.phi_inv, rings.grid))
     assert after[0] < before[0] and after[1] < before[1] / 2
@@ -51,14 +51,14 @@ def test_every_optimiser_lowers_the_energy(optimiser: str, integrator: str, ring
         "flow.integrator": integrator,
         "solve.iterations": [25],
     }
-    result = register_pair(rings.source, rings.target, rings.grid, make_settings("paper2d", changes=changes))
+    result = register_tensors(rings.source, rings.target, rings.grid, make_settings("paper2d", changes=changes))
     first, last = result.history[0].terms, result.energy
     assert sum(last.values()) < 0.5 * sum(first.values())
 
 
 def test_local_weights_register_too_and_constant_ones_give_the_global_result(rings: RingPair) -> None:
     settings = make_settings("paper2d", changes={"solve.iterations": [10], "solve.local_iterations": [20]})
-    local = register_pair(rings.source, rings.target, rings.grid, settings, weights=rings.weights)
+    local = register_tensors(rings.source, rings.target, rings.grid, settings, weights=rings.weights)
     assert local.metric.w.dim() == 4 and len(local.history) == 30
     assert sum(local.energy.values()) < 0.5 * sum(local.history[0].terms.values())
     sigma = local.metric.local_sigma()
@@ -68,14 +68,14 @@ def test_local_weights_register_too_and_constant_ones_give_the_global_result(rin
     changes = {"solve.iterations": [10], "solve.local_iterations": None, "metric.weights": w.tolist()}
     settings = make_settings("paper2d", changes=changes)
     everywhere = w.view(1, 4, 1, 1).expand(1, 4, *rings.grid.shape)
-    one = register_pair(rings.source, rings.target, rings.grid, settings)
-    other = register_pair(rings.source, rings.target, rings.grid, settings, weights=everywhere)
+    one = register_tensors(rings.source, rings.target, rings.grid, settings)
+    other = register_tensors(rings.source, rings.target, rings.grid, settings, weights=everywhere)
     torch.testing.assert_close(one.phi_inv, other.phi_inv, atol=1e-4, rtol=0)
 
 
 def test_the_border_stays_and_the_inverse_is_one(rings: RingPair) -> None:
     settings = make_settings(changes=SHORT["default"])
-    result = register_pair(rings.source, rings.target, rings.grid, settings)
+    result = register_tensors(rings.source, rings.target, rings.grid, settings)
     assert certify(result.phi_inv.double(), result.grid).holds
     h = torch.tensor(result.grid.spacing).view(1, 2, 1, 1)
     for outer, inner in ((result.phi_inv, result.phi), (result.phi, result.phi_inv)):
@@ -92,7 +92,7 @@ def test_three_dimensions() -> None:
         return torch.sigmoid((0.25 - radius) / 0.02)
 
     settings = make_settings(changes={"solve.iterations": [15, 15, 5], "similarity.name": "ncc"})
-    result = register_pair(ball(1.0), ball(1.15), grid, settings)
+    result = register_tensors(ball(1.0), ball(1.15), grid, settings)
     warped = sample(ball(1.0), upsample(result.phi_inv, grid), grid)
     assert ncc(warped, ball(1.15)).item() < 0.3 * ncc(ball(1.0), ball(1.15)).item()
     assert certify(result.phi_inv.double(), result.grid).holds
@@ -100,7 +100,7 @@ def test_three_dimensions() -> None:
 
 def test_the_same_run_twice_gives_the_same_bits(rings: RingPair) -> None:
     settings = make_settings(changes={"solve.iterations": [5, 5, 2]})
-    one, two = (register_pair(rings.source, rings.target, rings.grid, settings) for _ in range(2))
+    one, two = (register_tensors(rings.source, rings.target, rings.grid, settings) for _ in range(2))
     assert torch.equal(one.m, two.m) and torch.equal(one.phi_inv, two.phi_inv)
 
 
@@ -134,7 +134,7 @@ def test_the_pyramid_has_the_levels_that_were_asked_for(rings: RingPair) -> None
     found = list(levels(rings.source, rings.target, rings.grid, settings))
     assert [level.scene.grid.shape for level in found] == [(32, 32), (64, 64), (128, 128)]
     assert [level.scene.map_grid.shape for level in found] == [(16, 16), (32, 32), (64, 64)]
-    result = register_pair(rings.source, rings.target, rings.grid, settings)
+    result = register_tensors(rings.source, rings.target, rings.grid, settings)
     assert [(record.level, record.iteration) for record in result.history] == [
         (0, 1),
         (0, 2),
@@ -181,20 +181,20 @@ def test_a_pair_does_not_depend_on_its_batch() -> None:
     pairs = [ring_pair(torch.Generator().manual_seed(seed)) for seed in (1, 2)]
     settings = make_settings("paper2d", changes={"solve.iterations": [25]})
     source, target = (torch.cat([getattr(pair, name) for pair in pairs]) for name in ("source", "target"))
-    together = register_pair(source, target, pairs[0].grid, settings).phi_inv
+    together = register_tensors(source, target, pairs[0].grid, settings).phi_inv
     for i, pair in enumerate(pairs):
-        alone = register_pair(pair.source, pair.target, pair.grid, settings).phi_inv
+        alone = register_tensors(pair.source, pair.target, pair.grid, settings).phi_inv
         torch.testing.assert_close(together[i : i + 1], alone, atol=1e-4, rtol=0)
 
 
 def test_a_divergence_is_named(rings: RingPair) -> None:
     settings = make_settings("paper2d", changes={"solve.learning_rate": 1e30, "solve.clip": 1e30, "solve.iterations": [5]})
     with pytest.raises(MetregError, match="not finite"):
-        register_pair(rings.source, rings.target, rings.grid, settings)
+        register_tensors(rings.source, rings.target, rings.grid, settings)
 
 
 def test_fields_of_the_wrong_shape_are_refused(rings: RingPair) -> None:
     with pytest.raises(MetregError, match=r"target: wanted shape \(B, 1, 128, 128\), got \(1, 1, 64, 64\)"):
-        register_pair(rings.source, rings.target[..., :64, :64], rings.grid, make_settings())
+        register_tensors(rings.source, rings.target[..., :64, :64], rings.grid, make_settings())
     with pytest.raises(MetregError, match="weights: wanted 4 of them"):
-        register_pair(rings.source, rings.target, rings.grid, make_settings(), weights=rings.weights[:, :3])
+        register_tensors(rings.source, rings.target, rings.grid, make_settings(), weights=rings.weights[:, :3])

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from metreg.errors import MetregError
-from metreg.evaluate.inputs import FORMAT, Inputs, record_of
-from metreg.evaluate.methods import Method, find_transforms
+from metreg.evaluation.inputs import FORMAT, Inputs, record_of
+from metreg.evaluation.methods import Method, find_transforms
 from metreg.io.tables import PairFiles
 from metreg.many.claim import write_record
 from metreg.settings.model import make_settings

@@ -1,4 +1,4 @@
-"""The transport on a CPU, compiled by numba: all stages of a step in one pass over memory, slabs are shared among threads.
+"""Advection on a CPU, compiled by numba: all stages of a step in one pass over memory, slabs are shared among threads.
 
 Arrays are (B, C, n0, n1 n2); in 2-D there is one slab, n0 = 1. A stage at slab i needs what the stage before it gave at
 slabs i - 1 to i + 1, so stages follow each other slab by slab, and what lies between them stays in the cache, in rings of a
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from metreg.kernels.cpu.compile import compiled
-from metreg.kernels.cpu.parallel import share, with_slabs
+from metreg.kernels.cpu.parallel import parallel_for, with_slabs
 
 if TYPE_CHECKING:
     from metreg.core.grid import Array
@@ -32,7 +32,7 @@ def forward(f: Tensor, v: Tensor, factors: Sequence[float], steps: int, order: i
     starts, out, slabs = f.new_empty(steps, *f.shape), torch.empty_like(f), len(f) * f.shape[2]
     starts[0] = f
     for here, there in itertools.pairwise((*starts.numpy(), out.numpy())):
-        share(_forward, slabs, f.numel(), here, z.numpy(), there, order, n2, turns=1)
+        parallel_for(_forward, slabs, f.numel(), here, z.numpy(), there, order, n2, turns=1)
     return out.view(shape), (starts.view(steps, *shape),)
 
 
@@ -42,7 +42,7 @@ def backward(kept: tuple[Tensor, ...], v: Tensor, factors: Sequence[float], p: T
     starts, z_grad, slabs = kept[0].view(-1, *p.shape), torch.zeros_like(z), len(p) * p.shape[2]
     q, spare = torch.empty_like(p), torch.empty_like(p)
     for f in starts.numpy()[::-1]:
-        share(_backward, slabs, p.numel(), f, z.numpy(), p.numpy(), q.numpy(), z_grad.numpy(), order, n2, turns=1)
+        parallel_for(_backward, slabs, p.numel(), f, z.numpy(), p.numpy(), q.numpy(), z_grad.numpy(), order, n2, turns=1)
         p, q, spare = q, spare, q
     return p.view(shape), z_grad.view(v.shape) * scales
 

@@ -16,15 +16,15 @@ HOPPER = 9
 
 
 @cache
-def early(device: torch.device, wanted: bool = True) -> dict[str, bool]:
-    """How a kernel that has an EARLY is launched."""
+def dependent_launch(device: torch.device, wanted: bool = True) -> dict[str, bool]:
+    """How a kernel that has the constant DEPENDENT is launched (programmatic dependent launch)."""
     can = device.type == "cuda" and torch.version.cuda is not None and torch.cuda.get_device_capability(device)[0] >= HOPPER
-    return {"EARLY": True, "launch_pdl": True} if can and wanted else {"EARLY": False}
+    return {"DEPENDENT": True, "launch_pdl": True} if can and wanted else {"DEPENDENT": False}
 
 
 @triton.jit
-def wait(EARLY: tl.constexpr):
+def wait(DEPENDENT: tl.constexpr):
     """Until all that was launched before is written; then the next kernel may start."""
-    if EARLY:
+    if DEPENDENT:
         gdc_wait()
         gdc_launch_dependents()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def choose_methods(
     *,
     preset: str | None,
     config: Path | None,
-    changes: Sequence[str],
+    changes: Iterable[str] | Mapping[str, Any],
 ) -> tuple[list[str], Settings]:
     """Metrics, M or NAME=M, the usual one where none is given; and settings for all, those of the first learned one."""
     if metrics is None:

@@ -8,9 +8,9 @@ from torch.autograd import gradcheck
 from helpers import observed_order, random_field
 from metreg.core.fields import speed
 from metreg.core.grid import Grid
+from metreg.deformation.maps import compose
+from metreg.deformation.stationary import exponentiate, flow, needed_steps, reach
 from metreg.errors import MetregError
-from metreg.flow.maps import compose
-from metreg.flow.stationary import exponentiate, flow, needed_steps, reach
 
 
 @pytest.mark.parametrize("dim", [2, 3])

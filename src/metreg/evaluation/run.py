@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,20 +16,22 @@ import numpy as np
 from metreg.core.grid import Array
 from metreg.core.resample import downsample
 from metreg.errors import MetregError, pick_device
-from metreg.evaluate.inputs import FORMAT, Inputs, record_of
-from metreg.evaluate.methods import (
+from metreg.evaluation.inputs import FORMAT, Inputs, record_of
+from metreg.evaluation.methods import (
     Method,
+    choose_methods,
     facts_beside,
     find_transforms,
     intensities_of,
     inverse_beside,
+    methods_of,
     with_one_intensity,
 )
-from metreg.io.atomic import write_whole
+from metreg.io.atomic import atomic_write, check_output, clear_folder
 from metreg.io.formats import open_image
 from metreg.io.images import read_mask
 from metreg.io.points import Frame
-from metreg.io.tables import PairFiles
+from metreg.io.tables import PairFiles, read_pairs
 from metreg.io.transforms import Affine, Transform
 from metreg.many.claim import check_resume, write_record
 from metreg.many.executor import workers
@@ -39,9 +41,9 @@ from metreg.pipeline.apply import check_dimensions, check_reach, load_transform
 from metreg.pipeline.register import read_label_names, register, version_of
 from metreg.prepare.affine import align
 from metreg.prepare.intensity import BACKGROUND
-from metreg.report.evaluation import Published, badness, write_evaluation
+from metreg.report.evaluation import NAMES, Published, badness, write_evaluation
 from metreg.result.result import Result
-from metreg.settings.model import Settings, changed
+from metreg.settings.model import Settings, changed, make_settings
 from metreg.settings.process import command_line
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,88 @@ def begin(out: Path, settings: Settings) -> None:
 
 
 def evaluate(
+    pairs: str | Path | Sequence[PairFiles],
+    out: str | Path,
+    *,
+    metrics: Sequence[str] | None = None,
+    transforms: Mapping[str, str | Path] | Sequence[str] = (),
+    reference: str | None = None,
+    label_names: str | Path | None = None,
+    frame: Frame | None = None,
+    preset: str | None = None,
+    config: str | Path | None = None,
+    changes: Iterable[str] | Mapping[str, Any] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    device: str = "auto",
+    jobs: int = 1,
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Compare methods on many pairs: overlap, folds, Jacobians, costs; tables, box plot and statistics in the folder `out`.
+
+    Args:
+        pairs: A table of pairs (CSV), or the files of each pair.
+        out: The folder of the results.
+        metrics: M or "NAME=M": "global", "brain-t1", a metric file, or "mean:FILE" for the mean of its weights. None: what
+            the images of the first pair ask for, or nothing where there are transforms.
+        transforms: By name a folder with another tool's transforms, or a list of "NAME=FOLDER".
+        reference: The method that is tested against the others; the best by default.
+        label_names: A CSV file with the number and the name of every label.
+        frame: Whether landmarks are in "ras" or "lps" millimetres.
+        preset: Settings to begin with, changed by a `config` file and by `changes`, as for `register`.
+        config: A TOML file.
+        changes: Single settings.
+        resume: Whether to go on with what was stopped.
+        overwrite: Whether to replace what an earlier evaluation wrote.
+        device: auto, cpu, cuda or cuda:N.
+        jobs: Processes that work side by side.
+        tell: Hears a line for every row that is done.
+
+    Returns:
+        What `summary.json` holds.
+
+    Raises:
+        MetregError: Something that was given is wrong; nothing is written then.
+
+    Example:
+        >>> summary = metreg.evaluate("pairs.csv", "table", metrics=["global"])  # doctest: +SKIP
+        >>> summary["methods"]["global"]["folds"]  # doctest: +SKIP
+        0
+    """
+    out = Path(out)
+    config = None if config is None else Path(config)
+    changes = dict(changes) if isinstance(changes, Mapping) else list(changes)
+    make_settings(preset, config=config, changes=changes)  # what is wrong with them should not wait for the rest
+    if not resume:
+        check_output(out, overwrite=overwrite)
+    files = read_pairs(Path(pairs)) if isinstance(pairs, (str, Path)) else list(pairs)
+    pick_device(device)
+    folders = list(transforms)
+    if isinstance(transforms, Mapping):
+        folders = [f"{name}={folder}" for name, folder in transforms.items()]
+    named = None if metrics is None and not folders else list(metrics or [])
+    chosen, settings = choose_methods(files, named, preset=preset, config=config, changes=changes)
+    methods = methods_of(chosen, folders, reference)
+    transforms_of(methods, files)  # refused before anything is taken away
+    check_landmarks(files, frame)
+    if not resume:
+        clear_folder(out, NAMES)
+    begin(out, settings)
+    rows = evaluate_methods(
+        files,
+        methods,
+        out,
+        settings,
+        device=device,
+        frame=frame,
+        label_names=None if label_names is None else Path(label_names),
+        jobs=jobs,
+        tell=tell,
+    )
+    return write_report(out, rows, settings, reference=reference)
+
+
+def evaluate_methods(
     files: Sequence[PairFiles],
     methods: Sequence[Method],
     out: Path,
@@ -84,7 +168,7 @@ def evaluate(
     transforms = transforms_of(methods, files)
     inputs = Inputs(files, methods, transforms, names, frame, settings)
     inputs.check(out)
-    run = _Run(files, methods, out, settings, names, device, frame, transforms, inputs)
+    run = _Evaluation(files, methods, out, settings, names, device, frame, transforms, inputs)
     rows = []
     with workers(run.rows_of, min(jobs, len(files))) as each:
         for found in each(range(1, len(files) + 1)):
@@ -112,7 +196,7 @@ def transforms_of(methods: Sequence[Method], files: Sequence[PairFiles]) -> dict
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
+class _Evaluation:
     """All that is asked for."""
 
     files: Sequence[PairFiles]
@@ -130,19 +214,23 @@ class _Run:
 
     def rows_of(self, number: int) -> Rows:
         """Every method on one pair, unless that is done already."""
-        pair, rows, work = self.files[number - 1], [], None
+        pair = self.files[number - 1]
+        rows: Rows = []
+        opened: _PairMethods | None = None
         about = {"pair": number, "moving": str(pair.moving), "fixed": str(pair.fixed), "subjects": list(pair.subjects)}
         for method in self.methods:
             record = record_of(self.out, method, number)
             if not record.is_file():
-                work = work or _Work(number, pair, open_case(pair, self.frame), self.settings, self.names, self.device)
+                if opened is None:
+                    case = open_case(pair, self.frame)
+                    opened = _PairMethods(number, pair, case, self.settings, self.names, self.device)
                 own = self.transforms.get(method.name)
-                row, result = work.row(method, None if own is None else own[number - 1])
+                row, result = opened.row(method, None if own is None else own[number - 1])
                 if result is not None and row in _worst([*self.seen, row], method.name):
                     page = replace(result, label_names=self.names).report(viewer=False)
-                    write_whole(_page_of(self.out / "pages", row), page)
+                    atomic_write(_page_of(self.out / "pages", row), page)
                 made_of = self.inputs.of(method, number)
-                write_whole(record, json.dumps({"format": FORMAT, "made_of": made_of, "row": row}, indent=1))
+                atomic_write(record, json.dumps({"format": FORMAT, "made_of": made_of, "row": row}, indent=1))
             kept = json.loads(record.read_text(encoding="utf-8"))["row"]
             rows.append(kept | about)  # files of the same content may have moved, and people may be named now
         self.seen.extend(rows)
@@ -150,7 +238,7 @@ class _Run:
 
 
 @dataclass(eq=False)
-class _Work:
+class _PairMethods:
     """One pair, and what its methods share."""
 
     number: int
