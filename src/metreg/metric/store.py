@@ -139,6 +139,7 @@ def load_metric(name: str | Path) -> MetricFile:
         MetregError: There is no such file, or it is damaged or not a metric.
 
     Example:
+        >>> import metreg
         >>> metreg.load_metric("brain-t1").length_mm
         200.0
     """

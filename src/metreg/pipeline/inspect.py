@@ -51,6 +51,7 @@ def inspect(what: str | Path, image: str | Path | None = None) -> dict[str, Any]
         MetregError: It is neither a metric nor such a folder.
 
     Example:
+        >>> import metreg
         >>> metreg.inspect("brain-t1")["parameters"]
         12548
     """

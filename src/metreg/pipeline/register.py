@@ -96,6 +96,7 @@ def register(
         MetregError: Something that was given is wrong.
 
     Example:
+        >>> import metreg
         >>> import numpy as np
         >>> x, y = np.meshgrid(np.arange(40.0), np.arange(44.0), indexing="ij")
         >>> blob = lambda middle: np.exp(-((x - middle) ** 2 + (y - 22) ** 2) / 60)

@@ -63,6 +63,7 @@ def register_tensors(
         MetregError: A tensor has another shape than the grid, or the energy is not finite.
 
     Example:
+        >>> import metreg, torch
         >>> grid = metreg.Grid.unit_cube((32, 32))
         >>> x = grid.points(torch.zeros(1))
         >>> blob = lambda middle: torch.exp(-30 * ((x - middle) ** 2).sum(1, keepdim=True))
