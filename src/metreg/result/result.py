@@ -61,7 +61,7 @@ class Result:
 
     @cached_property
     def transform(self) -> Transform:
-        """Brings the moving image onto the fixed grid: it maps fixed points to moving points."""
+        """Brings the moving image onto the fixed grid. It maps fixed points to moving points."""
         return Transform((self._field, Affine(self.affine))).between_planes(self.fixed.plane, self.moving.plane)
 
     @cached_property
@@ -82,7 +82,7 @@ class Result:
 
     @cached_property
     def carried(self) -> list[Array]:
-        """The same after the deformation: interpolated once, from the moving image as it came."""
+        """The same after the deformation. It is interpolated once, from the moving image as it came."""
         return self._carried(Transform((self._field, Affine(self.affine))))
 
     def _carried(self, transform: Transform) -> list[Array]:
