@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -16,6 +17,8 @@ import pytest
 
 from conftest import centred, picture
 from metreg.cli.main import main
+from metreg.io import formats
+from metreg.io.image import Image
 from metreg.io.transforms import Affine, Field, Transform, read_transform, write_transform
 
 QUICK = ("--set", "solve.iterations=[4,2,1]", "--quiet")
@@ -339,3 +342,25 @@ def test_an_interruption_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, ca
         main()
     assert stop.value.code == 130
     assert capsys.readouterr().err.strip().splitlines()[-1].startswith("metreg: interrupted")
+
+
+def test_every_file_is_opened_once(pair_files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    open_file = formats._open_file
+
+    def count(path: Path, *rest: Any) -> Image:
+        opened.append(path.name)
+        return open_file(path, *rest)
+
+    monkeypatch.setattr(formats, "_open_file", count)
+    moving, fixed = pair_files
+    names = {}
+    for role, path in (("moving", moving), ("fixed", fixed)):
+        for kind in ("mask", "labels"):
+            names[f"{role}-{kind}"] = tmp_path / f"{role}_{kind}.nii.gz"
+            image = nib.load(path)
+            values = (image.get_fdata() > 100).astype(np.uint8)
+            nib.save(nib.Nifti1Image(values, image.affine), names[f"{role}-{kind}"])
+    words = [word for name, path in names.items() for word in (f"--{name}", path)]
+    assert run(monkeypatch, "register", moving, fixed, "-o", tmp_path / "out", *words, *QUICK) == 0
+    assert sorted(opened) == sorted(path.name for path in (moving, fixed, *names.values()))

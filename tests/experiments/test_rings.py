@@ -49,7 +49,7 @@ def test_everything_is_written_and_a_second_run_does_nothing_again(tmp_path: Pat
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").rglob("*.safetensors")}
     assert run(tmp_path / "out", monkeypatch, resume=True)["errors_px"] == summary["errors_px"]
     assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
-    with pytest.raises(MetregError, match="another plan or other settings"):
+    with pytest.raises(MetregError, match=r"was begun with other settings \(seed\)"):
         run(tmp_path / "out", monkeypatch, resume=True, seed=5)
 
 

@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 
 from metreg.core.grid import Array
 from metreg.core.resample import upsample
-from metreg.errors import MetregError
 from metreg.experiments.rings.batch import RingBatch, RingResult, sigma_of
 from metreg.experiments.rings.claims import claims
 from metreg.experiments.rings.converged import KINDS, NONE
@@ -33,6 +32,7 @@ from metreg.experiments.rings.experiment import (
 )
 from metreg.io.atomic import atomic_file, atomic_write
 from metreg.kernels.heavy import heavy_work
+from metreg.many.claim import check_resume, write_record
 from metreg.pipeline.register import version_of
 from metreg.report.boxes import error_boxes
 from metreg.report.evaluation import BEFORE_REPAIR
@@ -57,6 +57,8 @@ COLUMNS = (
 END_COLUMNS = ("method", "lambda", "disc", "ring", "disc, quartiles", "ring, quartiles", "energy", BEFORE_REPAIR)
 FIGURES = ("errors", "panels", "weights", "learning", "silent")
 TABLES = ("table.csv", "table.md", "summary.json", "summary.md", "report.html")
+FORMAT = "metreg-rings-experiment-1"
+"""Of what `plan.json` keeps of an experiment."""
 NAMES = frozenset({*TABLES, *[f"{name}.png" for name in FIGURES], "runs"})
 """What is written into the folder."""
 
@@ -78,13 +80,11 @@ def reproduce(
 
 def _begin(runs: Path, plan: Plan, settings: Settings, *, resume: bool) -> None:
     """Make the folder, or see that what lies there is of the same experiment."""
-    record, given = runs / "plan.json", f"{plan}\n{settings.model_dump_json()}\n"
+    record = runs / "plan.json"
+    given = {"plan": asdict(plan), "settings": settings.model_dump(mode="json")}
     if resume and runs.exists():
-        if not record.is_file() or record.read_text(encoding="utf-8") != given:
-            raise MetregError(f"--resume: the runs in {runs} are of another plan or other settings; choose a new folder")
-        return
-    runs.mkdir(parents=True)
-    record.write_text(given, encoding="utf-8")
+        check_resume(record, given, form=FORMAT, folder=runs)
+    write_record(record, given, form=FORMAT)
 
 
 def write_report(out: Path, plan: Plan, settings: Settings, outcomes: Sequence[Outcome]) -> dict[str, Any]:
