@@ -12,6 +12,7 @@ from browser import browser, need_browser, opened
 
 import metreg
 from conftest import bent_picture, centred, picture
+from metreg.report.pair import say_certificate
 
 SHAPE = (40, 44, 36)
 AFFINE = centred(np.diag([-2.0, 2.0, 2.0]), SHAPE)
@@ -100,3 +101,11 @@ def test_the_page_says_what_was_asked_for(report: Path) -> None:
         assert f"<h2>{part}</h2>" in page
     assert "invertible everywhere" in page and "All settings" in page
     assert report.stat().st_size < 5e6
+
+
+def test_what_was_repaired_is_said() -> None:
+    facts: dict[str, Any] = {"folds": 0, "certificate": {"smallest": 0.01, "holds": True}}
+    facts["before_repair"] = {"folds": 7, "smallest": -0.5, "repaired": True}
+    assert "Before the repair there were 7, and the determinant reached -0.5." in say_certificate(facts)
+    facts["before_repair"] = {"folds": 0, "smallest": 0.01, "repaired": False}
+    assert "repair" not in say_certificate(facts)

@@ -76,8 +76,12 @@ REGIONS_NOTE = (
 
 
 def say_certificate(facts: dict[str, Any]) -> str:
-    """What is proven of the map, in one sentence."""
-    smallest, folds = facts["certificate"]["smallest"], f"{facts['folds']} folds by the strict test."
+    """What is proven of the map, and what was repaired."""
+    smallest = facts["certificate"]["smallest"]
+    folds = f"{facts['folds']} folds by the strict test."
+    before = facts.get("before_repair", {})
+    if before.get("repaired"):
+        folds += f" Before the repair there were {before['folds']}, and the determinant reached {before['smallest']:.2g}."
     if facts["certificate"]["holds"]:
         return f"{folds} The written map is invertible everywhere: its determinant is at least {smallest:.3g}."
     if smallest > 0:
