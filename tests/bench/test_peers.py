@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
@@ -24,6 +25,7 @@ from metreg.errors import MetregError
 from metreg.io.images import read_image
 from metreg.io.tables import PairFiles, read_pairs
 from metreg.many.processes import TERMINATED
+from metreg.metric.store import load_metric, save_metric
 from metreg.pipeline.apply import load_transform
 from metreg.settings.model import Settings, make_settings
 
@@ -166,6 +168,23 @@ def test_a_run_goes_on_only_as_it_began(table: Path, tmp_path: Path, monkeypatch
     nib.save(nib.Nifti1Image(np.eye(20, dtype=np.float32), np.eye(4)), tmp_path / "flat.nii.gz")
     with pytest.raises(MetregError, match="moving image: wanted a 3-D image, got a 2-D one"):
         check_bench([PairFiles(tmp_path / "flat.nii.gz", files[0].fixed)], None)
+
+
+def test_runs_know_whose_intensities_they_saw(table: Path, tmp_path: Path) -> None:
+    metric = load_metric("brain-t1")
+    path = tmp_path / "metric.safetensors"
+    save_metric(path, metric)
+    settings = make_settings(changes={"intensity": str(path)})
+    tool = Tool("metreg global", "", ("metreg",))
+    files = read_pairs(table)
+    bench = prepare(tmp_path / "out", files, settings, 1)
+    record = bench.record(tool.name, 1)
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"made_of": bench.made_of(tool, 1)}))
+    bench.check([tool])
+    save_metric(path, replace(metric, intensity=tuple(0.9 * value for value in metric.intensity)))
+    with pytest.raises(MetregError, match="another metric of the intensities"):
+        prepare(tmp_path / "out", files, settings, 1).check([tool])
 
 
 def test_the_table_of_peers_compares_by_person() -> None:

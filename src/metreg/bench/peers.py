@@ -30,7 +30,7 @@ from metreg.io.tables import PairFiles, stem
 from metreg.io.transforms import Field, write_transform
 from metreg.many.claim import content_of, contents_of, differences, hash_of
 from metreg.measure.regularity import FoldCount
-from metreg.metric.store import metric_path, shipped_names
+from metreg.metric.store import file_of_intensity, metric_path, shipped_names
 from metreg.pipeline.apply import load_transform
 from metreg.pipeline.register import version_of
 from metreg.pipeline.resolve import MEAN
@@ -57,6 +57,8 @@ class Bench:
     cores: int
     images: Mapping[Path, str] = field(default_factory=dict)
     """What is in every image: a hash."""
+    intensities: str = ""
+    """What is in the metric file whose intensities metreg's methods see, if there is one."""
 
     @property
     def config(self) -> Path:
@@ -91,6 +93,7 @@ class Bench:
             "fixed image": self.images[pair.fixed],
             "set of options": hash_of(json.dumps(options)),
             "set of pinned versions": hash_of(wanted()),
+            "metric of the intensities": self.intensities,
         }
 
     def check(self, tools: Sequence[Tool]) -> None:
@@ -141,7 +144,8 @@ def prepare(out: Path, files: Sequence[PairFiles], settings: Settings, cores: in
     atomic_write(place, here)
     atomic_write(out / "settings.toml", settings.to_toml())
     images = contents_of([path for pair in files for path in (pair.moving, pair.fixed)])
-    return Bench(out, files, cores, images)
+    intensities = file_of_intensity(settings.intensity)
+    return Bench(out, files, cores, images, "" if intensities is None else content_of(intensities))
 
 
 def run_all(bench: Bench, tools: Sequence[Tool], tell: Tell = lambda line: None) -> None:

@@ -33,4 +33,4 @@ def flushed_denormals() -> Iterator[None]:
 
 def denormals_are_flushed() -> bool:
     """Whether this thread takes denormal numbers for zero; torch does not tell."""
-    return float(torch.tensor([1e-40]).mul(1.0)[0] * 1e30) == 0.0
+    return float(torch.tensor([1e-40], dtype=torch.float32).mul(1.0)[0] * 1e30) == 0.0

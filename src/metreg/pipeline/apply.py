@@ -46,9 +46,13 @@ def apply(
         MetregError: Something that was given is wrong, or the transform brings the image elsewhere.
 
     Example:
+        >>> import metreg
         >>> import numpy as np
-        >>> values = np.arange(60.0).reshape(10, 6)
-        >>> brought = metreg.apply("identity.tfm", (values, np.eye(3)), (values, np.eye(3)))  # doctest: +SKIP
+        >>> from metreg.io.transforms import Affine
+        >>> image = np.arange(60.0).reshape(10, 6), np.eye(3)
+        >>> identity = metreg.Transform((Affine(np.eye(3)),))
+        >>> bool(np.allclose(metreg.apply(identity, image, image).get_fdata().squeeze(), image[0]))
+        True
     """
     out = None if out is None else Path(out)
     if out is not None:

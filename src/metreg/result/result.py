@@ -27,7 +27,7 @@ from metreg.io.transforms import (
 )
 from metreg.measure.overlap import Overlap, common_labels, overlap
 from metreg.measure.regions import Region, regions_of
-from metreg.measure.regularity import round_trip
+from metreg.measure.regularity import FoldCount, round_trip
 from metreg.prepare.intensity import BACKGROUND
 from metreg.prepare.pair import Pair, carry
 from metreg.report.layers import image_layers, label_layer, metric_layers, shown_range
@@ -159,12 +159,8 @@ class Result:
     @property
     def before_repair(self) -> dict[str, Any]:
         """Folds of the map with which the search ended, and whether it was repaired."""
-        repair = self.registration.repair
-        return {
-            "folds": int(repair.folds.sum()),
-            "smallest": float(repair.smallest.min()),
-            "repaired": bool(repair.repaired.any()),
-        }
+        count = FoldCount.of(self.registration.repair)
+        return {"folds": count.voxels, "smallest": count.smallest, "repaired": bool(count.repaired)}
 
     def report(self, *, viewer: bool = True) -> str:
         """What `report.html` holds; without the `viewer` it is small."""
